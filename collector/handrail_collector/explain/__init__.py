@@ -1,1 +1,1 @@
-"""From a stitched request to phases, outcomes and findings: pure functions."""
+"""Turn a joined request into phases, outcomes and findings; pure functions."""

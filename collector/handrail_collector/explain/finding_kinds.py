@@ -1,4 +1,7 @@
-"""Every kind of finding, once: what stands before the colon in a row's ``findings``, and what is found beyond any request."""
+"""List every kind of finding.
+
+A kind is the text before the colon in a row's ``findings``, or names a finding that belongs to no request.
+"""
 
 from __future__ import annotations
 

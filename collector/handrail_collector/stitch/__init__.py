@@ -1,1 +1,1 @@
-"""From spans to requests."""
+"""Join evidence into requests."""

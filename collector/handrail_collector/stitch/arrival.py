@@ -1,7 +1,8 @@
-"""When a record's own times cannot be: then it counts as of its arrival, so that nothing waits for a time that lies ahead.
+"""Replace impossible times of a record by the time of its arrival.
 
-Rows and spans keep the times that they came with. What is learned from them does not: one record of 2099 would be the newest word
-on its engine for 73 years.
+Rows and spans keep the times that they came with.
+What the collector learns from them is bounded by the arrival, so that nothing waits for a time in the future: otherwise one
+record stamped 2099 would be the newest fact about its engine for 73 years.
 """
 
 from __future__ import annotations
@@ -14,10 +15,16 @@ from handrail.records.devices import DeviceRun
 
 DAY_NS: Final = 86_400 * 10**9
 AHEAD_NS: Final = DAY_NS
-"""Clocks of a fleet may differ, and a time zone be taken for another; no host is a day ahead."""
+"""How far ahead of its arrival a record's time may lie.
+
+Clocks of a fleet may differ, and a host may use a wrong time zone; no host is a day ahead.
+"""
 
 OLD_NS: Final = 30 * DAY_NS
-"""A spool may keep what it has for days while no collector listens."""
+"""How old a record's time may be at its arrival.
+
+A spool may keep records for days while no collector listens.
+"""
 
 FUTURE: Final = "future"
 OLD: Final = "old"
@@ -27,19 +34,22 @@ Learned = EngineFacts | ProcessEvent | LogFact
 
 
 def reason_of(at_unix_ns: int, received_unix_ns: int) -> str | None:
-    """Why this cannot be the time of what was received then; None where it can."""
+    """Return why a record cannot have happened then: ``future``, ``old``, or None.
+
+    None: the time is plausible for a record that was received at ``received_unix_ns``.
+    """
     if at_unix_ns > received_unix_ns + AHEAD_NS:
         return FUTURE
     return OLD if at_unix_ns < received_unix_ns - OLD_NS else None
 
 
 def bounded(at_unix_ns: int, received_unix_ns: int) -> int:
-    """``at_unix_ns``, or the arrival where that lies ahead."""
+    """Return ``at_unix_ns``, or the arrival where that time lies ahead of it."""
     return received_unix_ns if at_unix_ns > received_unix_ns + AHEAD_NS else at_unix_ns
 
 
 def as_of_arrival(record: Learned, received_unix_ns: int) -> Learned:
-    """``record`` with no time that lies ahead of its arrival."""
+    """Return ``record`` with no time that lies ahead of its arrival."""
     at = bounded(record.at_unix_ns, received_unix_ns)
     if isinstance(record, LogFact):
         last = bounded(record.last_unix_ns, received_unix_ns)
@@ -50,7 +60,7 @@ def as_of_arrival(record: Learned, received_unix_ns: int) -> Learned:
 
 
 def start_of(event: PluginSpan | Iteration | ProcessEvent | EngineFacts | LogFact) -> int:
-    """When what a log record of a sidecar tells began."""
+    """Return when the event in a sidecar's log record began."""
     if isinstance(event, Iteration):
         return event.started_unix_ns
     if isinstance(event, EngineTimes):
@@ -61,7 +71,7 @@ def start_of(event: PluginSpan | Iteration | ProcessEvent | EngineFacts | LogFac
 
 
 def latest_of(record: Iteration | KvFetch | ProcessEvent | DeviceRun) -> int:
-    """The latest time that a record of what an engine did tells."""
+    """Return the latest time that an engine's record holds."""
     if isinstance(record, Iteration):
         return record.started_unix_ns + record.duration_ns
     if isinstance(record, KvFetch):

@@ -1,13 +1,13 @@
-"""The offset of two clocks through time: every course of it that the evidence leaves, and between which bounds they run.
+"""Bound the offset of two clocks through time, from the messages between them.
 
-Two clocks run at nearly constant rates, so their offset is nearly a line through time. A message from one to the other says that
-the line passes below a point, one the other way that it passes above one. What is left is a convex region of (rate, offset), and
-the bounds at any time are those of its highest and its lowest line: the solution of the linear programme, so nothing that holds
-for every course that the evidence allows is narrower. With the quickest message there and the quickest back in it, it is as wide
-as the two took together, however often others were asked for: no evidence tells where between the two the truth lies.
-
+Two clocks run at nearly constant rates, so their offset is nearly a line through time. A message in one direction shows that
+the line passes below a point; a message in the other direction shows that it passes above one. The lines that remain form a
+convex region of (rate, offset). The bounds at any time are those of the highest and the lowest line: the solution of the linear
+programme. No narrower bounds hold for every line that the evidence allows.
+The interval is as wide as the quickest message in each direction took together, however many other messages there are: no
+evidence shows where between the two the truth lies.
 Method: Moon, Skelly and Towsley, "Estimation and removal of clock skew from network delay measurements" (INFOCOM 1999), with
-both sides and all feasible lines in the place of the best; the region is carried through time as a set-membership filter's
+both sides and all feasible lines instead of the best one. The region moves through time as in a set-membership filter
 (Schweppe, "Recursive state estimation: unknown but bounded errors and system inputs", IEEE TAC 1968).
 """
 
@@ -21,43 +21,62 @@ from typing import Final
 from handrail.clock_offset import DRIFT_PPM, OffsetInterval
 
 WANDER_PPM: Final = 2.0
-"""How far apart the rates of two clocks may be at two times of the memory: temperature, and the discipline of NTP at rest."""
+"""How much the relative rate of two clocks may change within the memory, in ppm.
+
+Causes: temperature, and NTP's corrections at rest.
+"""
 
 WINDOW_NS: Final = 600 * 10**9
-"""A rate is remembered for at least so long, and for at most twice that; what is known of the offset then begins a new memory."""
+"""How long a rate is remembered at least; twice this is the most.
+
+After that a new memory begins from the bounds of the offset.
+"""
 
 MAX_CORNERS: Final = 32
 MAX_LATE: Final = 256
-"""So many messages in a row from before the memory mean that both clocks were set back together."""
+"""Messages in a row from before the memory that mean: both clocks were set back."""
 
 ROUNDING_NS: Final = 2
 FINE: Final = 256
-"""What would narrow the bounds by less than this part of their width is not worth keeping."""
+"""Smallest useful improvement, as a part of the width (1 / ``FINE``).
+
+A message that narrows the bounds by less is dropped.
+"""
 
 _MOST_RATE: Final = DRIFT_PPM / 1e6
 _WOBBLE: Final = WANDER_PPM / 2 / 1e6
 _FAR_NS: Final = 1e14
-"""Where no evidence bounds the offset: a day from the first bound; floats keep hundredths of a ns there."""
+"""Offset bound where no evidence bounds it: about a day from the first bound.
+
+At this distance floats still resolve hundredths of a ns.
+"""
 
 Line = tuple[float, float]
-"""A course of the offset: its rate in ns a ns, and where it is at the region's time, in ns from the region's origin."""
+"""One possible line of the offset: (rate, offset).
+
+Rate in ns per ns; offset at the region's time, in ns from the region's origin.
+"""
 
 
 @dataclass(slots=True)
 class Region:
-    """The lines that are left: the corners of a convex polygon, counter-clockwise, rate to the right and offset up.
+    """The lines that the evidence still allows, as a convex polygon of (rate, offset).
 
-    A line is what the offset keeps to within ``WANDER_PPM``: the region is let out by that as time goes on.
+    Corners are counter-clockwise, rate to the right and offset up.
+    The true offset follows a line to within ``WANDER_PPM``: the region grows by that as time passes.
     """
 
     at_ns: int
     origin_ns: int
-    since_ns: int  # what the rates were learned from is not older
+    since_ns: int  # oldest evidence that the rates come from
     lines: list[Line]
 
     @classmethod
     def between(cls, at_ns: int, origin_ns: int, low: float, high: float) -> Region:
-        """Any rate; an offset within ``low`` and ``high``, in ns from ``origin_ns``."""
+        """Create a region of any rate, with the offset from ``low`` to ``high``.
+
+        Both are in ns from ``origin_ns``.
+        """
         corners = [(-_MOST_RATE, low), (_MOST_RATE, low), (_MOST_RATE, high), (-_MOST_RATE, high)]
         return cls(at_ns, origin_ns, at_ns, corners)
 
@@ -66,12 +85,12 @@ class Region:
         return cls.between(at_ns, origin_ns, -_FAR_NS, _FAR_NS)
 
     def bounds(self, at_ns: int) -> tuple[float, float]:
-        """Least and most that the offset may be then, in ns from the origin."""
+        """Return the least and the greatest possible offset then, in ns from the origin."""
         low, high, loose = self._reach(at_ns)
         return low - loose, high + loose
 
     def interval(self, at_ns: int) -> OffsetInterval:
-        """As ``bounds``, as others know it."""
+        """Return ``bounds`` as an ``OffsetInterval``."""
         low, high = self.bounds(at_ns)
         return OffsetInterval(
             self.origin_ns + math.floor(low) if low > -_FAR_NS / 2 else None,
@@ -80,11 +99,15 @@ class Region:
         )
 
     def forgetful(self, at_ns: int) -> Region:
-        """What is known of the offset then, and nothing of its rate."""
+        """Return a region that keeps the offset's bounds at that time and no rate."""
         return Region.between(at_ns, self.origin_ns, *self.bounds(at_ns))
 
     def take(self, sign: int, at_ns: int, bound_ns: int) -> bool:
-        """The offset was at most (``sign`` 1), or at least (-1), ``bound_ns`` then. False: no line is left that allows it."""
+        """Cut the region by one bound of the offset.
+
+        ``sign`` 1: the offset was at most ``bound_ns`` at that time; -1: at least.
+        Returns False when no line is left that allows it.
+        """
         bound = float(bound_ns - self.origin_ns) + sign * ROUNDING_NS
         low, high, loose = self._reach(at_ns)
         nearest, farthest = (low, high) if sign > 0 else (high, low)
@@ -94,7 +117,7 @@ class Region:
         cut = sign * (farthest - bound) + (loose if away > 0 else -loose)
         width = high - low
         if cut <= (width / FINE if width < _FAR_NS / 2 else 0) or away < -WINDOW_NS:
-            return True  # says nothing, or little, that is not known
+            return True  # adds nothing, or little, to what is known
         if away > 0:
             self._advance(at_ns)
             away = 0
@@ -106,7 +129,10 @@ class Region:
         return bool(lines)
 
     def _reach(self, at_ns: int) -> tuple[float, float, float]:
-        """Least and most of the lines then, and how far the offset may be from its line; out of the window that is no line."""
+        """Return the lines' least and greatest offset then, and the slack around a line.
+
+        Beyond the window the slack grows by the full drift rate, because a line is no evidence there.
+        """
         away = at_ns - self.at_ns
         near = max(-WINDOW_NS, min(WINDOW_NS, away))
         offsets = [offset + rate * near for rate, offset in self.lines]
@@ -124,23 +150,27 @@ class Region:
 
 @dataclass(slots=True)
 class OffsetLine:
-    """One pair of clocks. Until the first bound there is nothing; memory is bounded by ``MAX_CORNERS`` of two regions."""
+    """The offset of one pair of clocks.
+
+    Before the first bound it is unknown. Memory: ``MAX_CORNERS`` corners of each of two regions.
+    """
 
     newest_ns: int = 0
     """Time of the newest bound."""
 
     _kept: Region | None = None
-    _next: Region | None = None  # takes the place of ``_kept`` when that remembers too much
+    _next: Region | None = None  # replaces ``_kept`` when that has remembered for too long
     _late: int = field(default=0)
 
     def at(self, at_ns: int) -> OffsetInterval:
-        """What the offset may be at this time."""
+        """Return the interval of the offset at this time."""
         return self._kept.interval(at_ns) if self._kept is not None else OffsetInterval(None, None, at_ns)
 
     def add(self, sign: int, at_ns: int, bound_ns: int) -> bool:
-        """Learn one bound; ``sign`` 1: the offset was at most that, -1: at least.
+        """Learn one bound of the offset.
 
-        False where it contradicts what was known: a clock was stepped, and all is forgotten but this bound.
+        ``sign`` 1: the offset was at most ``bound_ns``; -1: at least.
+        Returns False where it contradicts what was known: a clock was stepped, and everything but this bound is forgotten.
         """
         kept = self._kept
         if kept is None:
@@ -160,7 +190,7 @@ class OffsetLine:
         return self._kept.take(sign, at_ns, bound_ns)
 
     def _forget(self, kept: Region) -> None:
-        """Begin a second memory beside one that is full, and go on with that alone once it is full too."""
+        """Begin a second memory beside a full one; keep only the second once it is full."""
         now = self.newest_ns
         newest = self._next or kept
         if now - newest.since_ns > WINDOW_NS:
@@ -168,7 +198,10 @@ class OffsetLine:
 
 
 def _beyond(lines: list[Line], sign: int, away: int, bound: float) -> Iterator[Line]:
-    """The polygon without the lines that at ``away`` ns from its time are above (``sign`` 1) or below (-1) ``bound``."""
+    """Yield the polygon without the lines on the wrong side of ``bound``.
+
+    The wrong side, at ``away`` ns from the polygon's time: above the bound (``sign`` 1) or below it (-1).
+    """
     over = [sign * (offset + rate * away - bound) for rate, offset in lines]
     for i, here in enumerate(lines):
         if over[i - 1] * over[i] < 0:
@@ -179,7 +212,10 @@ def _beyond(lines: list[Line], sign: int, away: int, bound: float) -> Iterator[L
 
 
 def _let_out(lines: list[Line], by: float) -> list[Line]:
-    """The polygon with its upper side ``by`` higher and its lower side as much lower."""
+    """Return the polygon with its upper side raised and its lower side lowered.
+
+    Both sides move by ``by``.
+    """
     rates, offsets = [rate for rate, _ in lines], [offset for _, offset in lines]
     if min(rates) == max(rates):
         return [(rates[0], min(offsets) - by), (rates[0], max(offsets) + by)]

@@ -1,9 +1,11 @@
-"""What causality allows the clocks of two hosts to differ by: an interval a pair of hosts, which only evidence may narrow.
+"""Bound the clock offset of each pair of hosts by causality.
 
-An event on one host that caused an event on another came before it: that bounds their offset from one side. Calls and hand-offs
-of KV give both sides. Bounds loosen with time as two clocks may drift apart (``bounds.py``); a bound that contradicts the other
-side means that a clock was stepped, and the newest evidence starts anew. Hosts that never spoke are related through one that both
-did. Spans are never moved.
+An event on one host that caused an event on another host came before it: that bounds their offset from one side. Calls and KV
+hand-offs bound it from both sides. Only evidence narrows an interval.
+Bounds loosen with time because two clocks may drift apart (``bounds.py``). A bound that contradicts the other side means that a
+clock was stepped; the newest evidence then starts anew.
+Hosts without a direct message are related through a third host that exchanged messages with both.
+Spans are never moved.
 """
 
 from __future__ import annotations
@@ -22,30 +24,39 @@ from handrail_collector.stitch.group import RequestGroup
 from handrail_collector.stitch.happens_before import Event
 
 MAX_THROUGH: Final = 16
-"""Hosts that a relation is looked for through."""
+"""Most intermediate hosts that one relation is searched through."""
 
 MAX_BACK: Final = 1024
-"""Hand-offs from D back to P of which one side is remembered until the other is heard of."""
+"""Most hand-offs from D back to P of which only one side has arrived."""
 
 
 @dataclass(slots=True)
 class HostClocks:
-    """Bounded: the pairs of a fleet, at most ``max_pairs``; the pair that was learned of least lately goes first."""
+    """The offset intervals of the fleet's pairs of hosts.
+
+    At most ``max_pairs``; the pair with the oldest evidence is dropped first.
+    """
 
     max_pairs: int = 4096
     _pairs: dict[tuple[str, str], OffsetLine] = field(default_factory=dict)  # a < b
     _spoke: dict[str, dict[str, None]] = field(default_factory=dict)
     _back: dict[str, tuple[Evidence | None, Evidence | None]] = field(default_factory=dict)  # kept, read; by connector key
 
-    # --- questions -------------------------------------------------------------------------------------------------------
+    # --- queries ---------------------------------------------------------------------------------------------------------
 
     def offset(self, ours: Evidence, theirs: Evidence) -> OffsetInterval | None:
-        """``theirs`` minus ``ours``: None when they share a clock, an interval open on both sides when nothing is known."""
+        """Return ``theirs`` minus ``ours``, as an interval.
+
+        None when both share a clock; an interval open on both sides when nothing is known.
+        """
         at = ours.end_unix_ns or ours.received_unix_ns
         return self.between(ours.record.process.host, theirs.record.process.host, at)
 
     def between(self, a: str, b: str, at_unix_ns: int) -> OffsetInterval | None:
-        """Clock of host ``b`` minus that of ``a``, at a time on ``a``'s clock, as ``offset``."""
+        """Return the clock of host ``b`` minus that of ``a``, at a time on ``a``'s clock.
+
+        The result is as in ``offset``.
+        """
         if a and a == b:
             return None
         found = self._direct(a, b, at_unix_ns)
@@ -57,21 +68,27 @@ class HostClocks:
         return found
 
     def related(self, ours: Evidence, theirs: Evidence) -> bool:
-        """Whether times of the two can be compared at all: one clock, or an offset that evidence has bounded."""
+        """Whether times of the two can be compared.
+
+        They can with one clock, or with an offset that evidence bounds on both sides.
+        """
         offset = self.offset(ours, theirs)
         return offset is None or offset.width_ns is not None
 
     def intervals(self) -> dict[tuple[str, str], OffsetInterval]:
-        """Every pair that spoke, as of its newest evidence and by all that relates them: for metrics and the table of pairs."""
+        """Return the offset interval of every pair that exchanged messages.
+
+        Each is as of the pair's newest evidence and uses all hosts that relate the two. For metrics and the table of pairs.
+        """
         known = {(a, b): self.between(a, b, line.newest_ns) for (a, b), line in self._pairs.items()}
         return {pair: interval for pair, interval in known.items() if interval is not None}
 
     # --- learning --------------------------------------------------------------------------------------------------------
 
     def before(self, cause: Event, effect: Event) -> bool:
-        """``cause`` came before ``effect``: a message went from the one to the other.
+        """Learn that ``cause`` came before ``effect``: a message went between them.
 
-        Whether that contradicts what was known. Then a clock was stepped, or evidence was joined wrongly.
+        Returns whether that contradicts what was known: a clock was stepped, or evidence was joined wrongly.
         """
         (a, sent), (b, received) = cause, effect
         if not a or not b or a == b:
@@ -81,21 +98,30 @@ class HostClocks:
         return not self._of(b, a).add(-1, received, sent - received)
 
     def learn(self, caller: Evidence, callee: Evidence) -> bool:
-        """Use one call; whether it contradicts what was known, as ``before``."""
+        """Learn from one call.
+
+        Returns whether it contradicts what was known, as ``before``.
+        """
         if caller.ahead or callee.ahead:
             return False
         stepped = [self.before(cause, effect) for cause, effect in happens_before.of_call(caller, callee)]
         return any(stepped)
 
     def learn_request(self, group: RequestGroup) -> None:
-        """Use all else that its evidence says of what caused what. What contradicts what was known is marked in the group."""
+        """Learn from all other cause-and-effect pairs in a request's evidence.
+
+        Evidence that contradicts what was known is marked in the group.
+        """
         evidence = [each for each in group.evidence if not each.ahead]
         reports = [*happens_before.within(evidence), *self._taken_back(evidence)]
         contradicting = {reported_evidence.span_id for reported_evidence, cause, effect in reports if self.before(cause, effect)}
         group.contradicting |= contradicting
 
     def _taken_back(self, evidence: Sequence[Evidence]) -> Iterator[tuple[Evidence, Event, Event]]:
-        """KV that D kept and P reads for the next turn: two requests, decided at two times, and each perhaps again."""
+        """Yield cause and effect for KV that D kept and P reads for the next turn.
+
+        The two sides belong to two requests, which are decided at two times, and each perhaps again.
+        """
         for each in evidence:
             record = each.record
             keeps = isinstance(record, KvPublish)
@@ -132,12 +158,12 @@ class HostClocks:
             return OffsetInterval(None, None, at_unix_ns)
         if a < b:
             return pair.at(at_unix_ns)
-        found = pair.at(at_unix_ns - _middle(pair.at(at_unix_ns)))  # the line is one of times on b's clock
+        found = pair.at(at_unix_ns - _middle(pair.at(at_unix_ns)))  # the stored line uses times on b's clock
         return _apart(OffsetInterval(_minus(found.high_ns), _minus(found.low_ns), at_unix_ns), _slack(found))
 
 
 def _middle(offset: OffsetInterval) -> int:
-    """The likeliest offset; 0 where nothing is known."""
+    """Return the middle of the interval, the likeliest offset; 0 where it is unknown."""
     known = [bound for bound in (offset.low_ns, offset.high_ns) if bound is not None]
     return sum(known) // len(known) if known else 0
 
@@ -151,7 +177,10 @@ def _minus(value: int | None) -> int | None:
 
 
 def _slack(offset: OffsetInterval) -> int:
-    """How much another offset may change in the time that is not known when a time is turned by this one."""
+    """Return how much another offset may drift within this one's uncertainty, in ns.
+
+    Needed when a time is moved to another clock by this offset.
+    """
     return (offset.width_ns or 0) * DRIFT_PPM // 1_000_000 + 1
 
 

@@ -1,4 +1,4 @@
-"""From OTLP spans and log records to records: which says what about a request, an engine or a process."""
+"""Decode OTLP spans, log records and metrics into records."""
 
 from __future__ import annotations
 
@@ -33,12 +33,15 @@ from handrail.wire.plugin import read_plugin_log, read_plugin_span
 from handrail_collector.stitch.evidence import Item
 
 Event = PluginSpan | Iteration | ProcessEvent | EngineFacts | LogFact
-"""What a log record of a sidecar may say."""
+"""The records that a sidecar's log record may hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpanBatch:
-    """The spans of one scope, with who sent them. ``seq`` is None for spans that no sidecar numbered."""
+    """The spans of one scope and the process that sent them.
+
+    ``seq`` is None for spans that no sidecar numbered.
+    """
 
     process: Process
     scope: str
@@ -48,7 +51,7 @@ class SpanBatch:
 
 @dataclass(frozen=True, slots=True)
 class LogBatch:
-    """As ``Batch``, of log records."""
+    """The log records of one scope, as ``SpanBatch``."""
 
     process: Process
     scope: str
@@ -58,7 +61,7 @@ class LogBatch:
 
 @dataclass(frozen=True, slots=True)
 class MetricBatch:
-    """As ``Batch``, of metrics."""
+    """The metrics of one scope, as ``SpanBatch``."""
 
     process: Process
     scope: str
@@ -66,7 +69,7 @@ class MetricBatch:
     metrics: Sequence[Metric]
 
     def samples(self) -> Sequence[DeviceRun | EngineSample | RequestCounts]:
-        """What it says; samples of devices by device."""
+        """Return the samples in the batch; device samples grouped by device."""
         return _READERS[self.scope](self.metrics, self.process)
 
 
@@ -75,18 +78,18 @@ _READERS: Final[Mapping[str, Callable[[Iterable[Metric], Process], Sequence[Devi
     SCOPE_SAMPLES: read_samples,
     SCOPE_COUNTS: read_counts,
 }
-"""By scope."""
+"""The reader of metrics for each scope."""
 
 
 def batches(resource_spans: ResourceSpans) -> Iterator[SpanBatch]:
-    """One batch a scope."""
+    """Yield one batch per scope."""
     process = process_of(resource_spans.resource)
     for scoped in resource_spans.scope_spans:
         yield SpanBatch(process, scoped.scope.name, _seq(scoped.scope), scoped.spans)
 
 
 def log_batches(resource_logs: ResourceLogs) -> Iterator[LogBatch]:
-    """One batch a scope, of those that sidecars send."""
+    """Yield one batch per scope that sidecars send."""
     process = process_of(resource_logs.resource)
     for scoped in resource_logs.scope_logs:
         if scoped.scope.name == SCOPE_EVENTS:
@@ -94,7 +97,7 @@ def log_batches(resource_logs: ResourceLogs) -> Iterator[LogBatch]:
 
 
 def metric_batches(resource_metrics: ResourceMetrics) -> Iterator[MetricBatch]:
-    """One batch a scope, of those that sidecars send."""
+    """Yield one batch per scope that sidecars send."""
     process = process_of(resource_metrics.resource)
     for scoped in resource_metrics.scope_metrics:
         if scoped.scope.name in _READERS:
@@ -106,14 +109,20 @@ def _seq(scope: InstrumentationScope) -> int | None:
 
 
 class RecordDecoder:
-    """Asks our own readers, then the engine adapters; counts what looked like evidence and could not be read."""
+    """Decode spans with Handrail's own readers first, then with the engine adapters.
+
+    Counts what looked like evidence and was unreadable (``unreadable``).
+    """
 
     def __init__(self) -> None:
         self.unreadable = 0
         self._adapters = load_all()
 
     def read(self, span: Span, scope: str, process: Process, attributes: Attributes) -> Item | None:
-        """The record of ``span``; None when it says nothing about one request, or nothing that can be used."""
+        """Return the record of ``span``, or None.
+
+        None: the span concerns no single request, or is unusable.
+        """
         if scope in (SCOPE_PROXY, SCOPE_PLUGIN):
             reader = read_exchange if scope == SCOPE_PROXY else read_plugin_span
             try:
@@ -127,7 +136,7 @@ class RecordDecoder:
         return None
 
     def read_log(self, log: LogRecord, process: Process) -> Event | None:
-        """The record of ``log``; None for another kind of event, or nothing that can be used."""
+        """Return the record of ``log``; None for another kind of event or an unusable one."""
         try:
             return read_plugin_log(log, process) or read_fact(log, process)
         except ValueError:

@@ -1,7 +1,8 @@
-"""What each engine was doing lately: its steps, KV that landed there, pauses of its processes, clocks of its GPUs, known stalls.
+"""Keep each engine's recent activity: the evidence that stall causes need.
 
-What a stall is held against (``stalls/cause.py``). Times are wall clock of the engine's host; nothing here compares clocks
-of two hosts. Bounded by instance and by number: the least heard-of engine goes first, of one engine the oldest.
+Activity: steps, KV landings, pauses of processes, GPU clocks, and known stalls. ``stalls/cause.py`` compares a stall with it.
+Times are wall clock of the engine's host; nothing here compares clocks of two hosts.
+Memory is bounded by instance and by number: the engine without news for longest goes first, within an engine the oldest entry.
 """
 
 from __future__ import annotations
@@ -19,27 +20,36 @@ from handrail.records.devices import DeviceKind, DeviceRun
 from handrail_collector.stitch.timeline import Timeline
 
 REMEMBERED: Final = 4096
-"""Steps, seconds, landings, pauses, clock readings and stalls of one engine, each: an hour of seconds, minutes of long steps."""
+"""Most steps, seconds, landings, pauses, clock readings and stalls of one engine.
+
+Each kind has this limit: an hour of seconds, minutes of long steps.
+"""
 
 CLOCK: Final = (names.GPU_CLOCK, "sm")
 OWN_CHOICE: Final = frozenset({"application_clocks", "sync_boost"})
-"""Reasons for a low clock that somebody has set: no throttling."""
+"""Reasons for a low clock that an operator has set; they are no throttling."""
 
 READING_NS: Final = 1_000_000_000
-"""A reading of a clock says nothing of what is further away."""
+"""How far from its time a clock reading is valid."""
 
 LATELY: Final = 600
 STEPS_LATELY: Final = 64
 LEAST_STEPS: Final = 5
 LEAST_TOKENS: Final = 32
-"""Fewer prompt tokens in a step do not make it long; a loaded request computes one."""
+"""Fewest prompt tokens that make a step long.
+
+A request whose KV was loaded computes one.
+"""
 
 Activities = Iteration | KvFetch | ProcessEvent | DeviceRun
 
 
 @dataclass(frozen=True, slots=True)
 class LongStep:
-    """One long step of an engine. ``usual_ns``: how long its steps took at that time, 0 where nobody says."""
+    """One long step of an engine.
+
+    ``usual_ns``: how long the engine's steps took at that time; 0 where unknown.
+    """
 
     begin_unix_ns: int
     end_unix_ns: int
@@ -51,7 +61,7 @@ class LongStep:
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """All steps of about a second."""
+    """The sum of all steps in about one second."""
 
     begin_unix_ns: int
     end_unix_ns: int
@@ -62,9 +72,10 @@ class Second:
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """A moment at which the engine worked on a load: it posted the transfer, or took note of its end.
+    """A moment at which the engine worked on a KV fetch.
 
-    ``tokens``: whose KV was loaded; 1 where nobody says.
+    It posted the transfer, or noticed its end.
+    ``tokens``: the tokens whose KV was loaded; 1 where unknown.
     """
 
     begin_unix_ns: int
@@ -78,7 +89,10 @@ class Landing:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A process stood still. ``process``: api, core, worker or sidecar, and its pid; ``why``: a word of plugin/pauses.py."""
+    """One pause of a process.
+
+    ``process``: api, core, worker or sidecar, and its pid; ``why``: a reason from plugin/pauses.py.
+    """
 
     begin_unix_ns: int
     end_unix_ns: int
@@ -88,7 +102,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """The clock of a GPU's multiprocessors, and what held it down."""
+    """The clock of a GPU's multiprocessors, and the reasons that held it down."""
 
     begin_unix_ns: int
     hertz: float
@@ -101,21 +115,24 @@ class ClockReading:
 
 @dataclass(slots=True)
 class GpuClockReadings:
-    """The readings of one GPU's clock."""
+    """The clock readings of one GPU."""
 
     readings: Timeline[ClockReading] = field(default_factory=lambda: Timeline(REMEMBERED))
     lately: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
-    _usual: tuple[int, float] = (0, 0.0)  # when it was worked out, by readings, and what it was
+    _usual: tuple[int, float] = (0, 0.0)  # (number of readings when it was computed, value)
     _seen: int = 0
 
     def put(self, reading: ClockReading) -> None:
-        """One more."""
+        """Add one reading."""
         self.readings.put(reading)
         self.lately.append(reading.hertz)
         self._seen += 1
 
     def usual_hertz(self) -> float:
-        """That of the fastest tenth of the last minute's readings, at ten a second."""
+        """Return the clock that the fastest tenth of the last minute's readings reach.
+
+        There are ten readings a second.
+        """
         worked_out, usual = self._usual
         if not usual or self._seen - worked_out >= LATELY // 10:
             usual = sorted(self.lately)[int(0.9 * (len(self.lately) - 1))]
@@ -125,9 +142,10 @@ class GpuClockReadings:
 
 @dataclass(slots=True)
 class BaseRateSample:
-    """Stalls that began within a second of each other, for what they say of causes: they are not independent of each other.
+    """The stalls that began in one second, as one sample for the causes' base rates.
 
-    ``alone``: of how many a cause, and no other, can account for enough; '' counts those of which none can.
+    Stalls of one second are not independent of each other.
+    ``alone``: the number of stalls that one cause, and no other, can account for, by cause; '' counts those that no cause can.
     """
 
     begin_unix_ns: int
@@ -137,7 +155,7 @@ class BaseRateSample:
 
 @dataclass(frozen=True, slots=True)
 class StreamInterval:
-    """A time in which a stream of this engine ran, or stood still."""
+    """A time in which a stream of this engine ran, or stalled."""
 
     begin_unix_ns: int
     end_unix_ns: int
@@ -145,29 +163,33 @@ class StreamInterval:
 
 @dataclass(slots=True)
 class EngineTimeline:
-    """Of one engine, or of an edge (whose only doings are the pauses of its sidecar)."""
+    """The activity of one engine, or of an edge.
+
+    An edge has only the pauses of its sidecar.
+    """
 
     steps: Timeline[LongStep] = field(default_factory=lambda: Timeline(REMEMBERED))
     seconds: Timeline[Second] = field(default_factory=lambda: Timeline(REMEMBERED))
     landings: Timeline[Landing] = field(default_factory=lambda: Timeline(REMEMBERED))
     pauses: Timeline[Pause] = field(default_factory=lambda: Timeline(REMEMBERED))
     gpus: dict[str, GpuClockReadings] = field(default_factory=dict)
-    token_costs: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS_LATELY))  # ns each, how many
+    token_costs: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS_LATELY))  # (ns per token, tokens)
     streams: Timeline[StreamInterval] = field(default_factory=lambda: Timeline(REMEMBERED))
     stalls: Timeline[StreamInterval] = field(default_factory=lambda: Timeline(4 * REMEMBERED))
     trials: OrderedDict[int, BaseRateSample] = field(default_factory=OrderedDict)  # by second
     newest_unix_ns: int = 0
 
     def see(self, at_unix_ns: int) -> None:
-        """Something of this time was told."""
+        """Note that a record of this time has arrived."""
         self.newest_unix_ns = max(self.newest_unix_ns, at_unix_ns)
 
     def a_token_ns(self) -> tuple[float, float] | None:
-        """What a prompt token takes in its long steps: lower and upper quartile of the tokens of the last ones; None where there
-        were too few.
+        """Return what one prompt token takes in long steps: two quartiles, in ns.
 
-        Lower, since steps may have been held up by something else; upper, since all of them may be slow for a while. Of the
-        tokens, since a step that stood still with a few of them says little of what so many take.
+        The lower and the upper quartile of the tokens of the last long steps. None where there are fewer than ``LEAST_STEPS``
+        steps.
+        Lower quartile, because other things may have delayed some steps; upper, because all steps may be slow for a while.
+        The quartiles are by tokens, because a delayed step with few tokens says little about the time of many.
         """
         if len(self.token_costs) < LEAST_STEPS:
             return None
@@ -176,7 +198,7 @@ class EngineTimeline:
         return costs[bisect_right(totals, totals[-1] / 4)][0], costs[bisect_left(totals, totals[-1] * 3 / 4)][0]
 
     def trial(self, at_unix_ns: int) -> BaseRateSample:
-        """That of the stalls of this time."""
+        """Return the sample for stalls of this second; create it where there is none."""
         second = at_unix_ns // 1_000_000_000
         found = self.trials.get(second)
         if found is None:
@@ -192,13 +214,13 @@ MAX_GPUS: Final = 64
 
 @dataclass(slots=True)
 class Activity:
-    """By instance (host:port)."""
+    """The recent activity of each engine, by instance (host:port)."""
 
     max_engines: int = 1024
     _engines: OrderedDict[str, EngineTimeline] = field(default_factory=OrderedDict)
 
     def take(self, record: Activities) -> None:
-        """Learn from one record; one that is told twice is kept once."""
+        """Learn from one record; a repeated record counts once."""
         instance = (record.device.engine if isinstance(record, DeviceRun) else "") or record.process.instance
         if not instance:
             return
@@ -213,11 +235,11 @@ class Activity:
             _take_run(doings, record)
 
     def of(self, instance: str) -> EngineTimeline | None:
-        """None of one that has said nothing."""
+        """Return the activity of ``instance``; None where nothing was reported."""
         return self._engines.get(instance)
 
     def at(self, instance: str) -> EngineTimeline:
-        """As ``of``; from now on it is remembered."""
+        """Return the activity of ``instance``; start to remember it where it is new."""
         doings = self._engines.get(instance)
         if doings is None:
             doings = self._engines[instance] = EngineTimeline()
@@ -259,7 +281,7 @@ def _take_fetch(doings: EngineTimeline, fetch: KvFetch) -> None:
 def _take_pause(doings: EngineTimeline, event: ProcessEvent) -> None:
     if event.kind is not ProcessEventKind.PAUSED:
         return
-    # it began somewhere in at_bound_ns before: half of that is the least wrong
+    # the pause began within at_bound_ns before: half of that has the smallest error
     begin, end = event.at_unix_ns - event.at_bound_ns // 2, event.at_unix_ns + event.duration_ns
     pause = Pause(begin, end, f"{event.process_kind or 'process'} {event.pid or ''}".rstrip(), event.detail)
     if pause not in doings.pauses:

@@ -1,6 +1,7 @@
-"""What is known of the engines beside any one request: what they are, what happened to their processes, since when a link fails.
+"""Keep what is known of each engine: its facts, process events, and link faults.
 
-Bounded by instance, oldest out. Times are wall clock of the engine's host; nothing here compares clocks of two hosts.
+Memory is bounded by instance, oldest out.
+Times are wall clock of the engine's host; nothing here compares clocks of two hosts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from handrail.records import EngineFacts, LogFact, LogKind, ProcessEvent, Proces
 SECOND: Final = 10**9
 MAX_RANKS: Final = 256
 LINK_QUIET_NS: Final = 60 * SECOND
-"""A link that has said nothing of an error for so long is taken to be well again."""
+"""Time without an error after which a link counts as healthy again."""
 
 GONE: Final = frozenset({ProcessEventKind.DEAD, ProcessEventKind.STOPPED, ProcessEventKind.RESTARTED})
 WRONG: Final = GONE | {ProcessEventKind.HUNG}
@@ -32,7 +33,7 @@ _COMPARED: Final = (
 
 @dataclass(slots=True)
 class LinkFault:
-    """Errors of a link that name no request, said by one engine without a longer pause."""
+    """Link errors at one engine that name no request, without a longer pause."""
 
     since_unix_ns: int
     last_unix_ns: int
@@ -49,13 +50,16 @@ class _KnownEngine:
 
 @dataclass(slots=True)
 class EngineRegistry:
-    """By instance (host:port)."""
+    """The known facts, events and link faults of engines, by instance (host:port)."""
 
     max_engines: int = 4096
     _engines: OrderedDict[str, _KnownEngine] = field(default_factory=OrderedDict)
 
     def take(self, record: EngineFacts | ProcessEvent | LogFact) -> ProcessEvent | None:
-        """Learn from one record. The event that it makes known beside itself: another engine at an address that was known."""
+        """Learn from one record.
+
+        Returns the event that it implies: another engine runs at a known address (``RESTARTED``).
+        """
         if not record.process.instance:
             return None
         engine = self._at(record.process.instance)
@@ -96,7 +100,10 @@ class EngineRegistry:
         return engine
 
     def wrong(self, instance: str, from_unix_ns: int, to_unix_ns: int) -> Iterator[ProcessEvent]:
-        """Events of this engine that may have struck what it did in this time: it died, hung or was replaced."""
+        """Yield this engine's events that may have affected its work in this time.
+
+        Such events: it died, hung, stopped or was replaced.
+        """
         engine = self._engines.get(instance)
         for event in engine.events if engine is not None else ():
             since = from_unix_ns - (LINK_QUIET_NS if event.kind is ProcessEventKind.HUNG else 0)
@@ -104,7 +111,7 @@ class EngineRegistry:
                 yield event
 
     def link_fault(self, instance: str, from_unix_ns: int, to_unix_ns: int) -> LinkFault | None:
-        """The errors of a link that were going on in this time."""
+        """Return a link fault that was present in this time, or None."""
         engine = self._engines.get(instance)
         for fault in engine.faults if engine is not None else ():
             if fault.since_unix_ns <= to_unix_ns and fault.last_unix_ns + LINK_QUIET_NS >= from_unix_ns:
@@ -112,7 +119,10 @@ class EngineRegistry:
         return None
 
     def differences(self, one: str, two: str) -> Iterator[tuple[str, str, str]]:
-        """In what two engines differ that hand KV to each other: what, the first's, the second's."""
+        """Yield the settings in which two engines differ that hand KV to each other.
+
+        Each: the setting, the value at the first, the value at the second.
+        """
         a, b = self._facts(one), self._facts(two)
         if a is None or b is None or one == two:
             return
@@ -126,12 +136,12 @@ class EngineRegistry:
         return next(iter(engine.facts.values()), None) if engine is not None else None
 
     def ranks(self, instance: str) -> int | None:
-        """Workers that take part in each load of this engine; None where it has not said."""
+        """Return how many workers take part in each KV fetch; None where unknown."""
         facts = self._facts(instance)
         return max(1, facts.tp_size) * max(1, facts.pp_size or 1) if facts is not None and facts.tp_size is not None else None
 
     def lease_ns(self, instance: str) -> int | None:
-        """How long this engine keeps KV for a peer."""
+        """Return how long this engine keeps KV for a peer (its lease); None where unknown."""
         facts = self._facts(instance)
         return facts.lease_ns if facts is not None else None
 

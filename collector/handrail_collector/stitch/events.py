@@ -1,4 +1,7 @@
-"""Rows of the tables that only grow, from what sidecars tell of engines and processes, and from what was learned of clocks."""
+"""Make rows of the append-only tables.
+
+Sources: what sidecars report about engines and processes, and what the collector learns about clocks.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,15 @@ HOUR_NS = 60 * MINUTE_NS
 
 
 def key_of(*parts: object) -> str:
-    """16 hex digits that are the same for the same parts."""
+    """Return 16 hex digits that are the same for the same parts."""
     return blake2b("\x1f".join(map(str, parts)).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
 def process_event_row(event: ProcessEvent, offset: int) -> ProcessEventRow:
-    """``event`` as a row; what several witnesses say of one event at one time stays several rows."""
+    """Return ``event`` as a row.
+
+    Reports of one event by several sources stay several rows.
+    """
     process = event.process
     return ProcessEventRow(
         at_unix_ns=event.at_unix_ns,
@@ -44,7 +50,7 @@ def process_event_row(event: ProcessEvent, offset: int) -> ProcessEventRow:
 
 
 def iteration_row(iteration: Iteration, offset: int) -> IterationRow:
-    """``iteration`` as a row."""
+    """Return ``iteration`` as a row."""
     process = iteration.process
     return IterationRow(
         at_unix_ns=iteration.started_unix_ns,
@@ -75,7 +81,10 @@ def iteration_row(iteration: Iteration, offset: int) -> IterationRow:
 
 
 def finding_row(kind: str, detail: str, instance: str, peer: str, at_unix_ns: int, offset: int) -> FindingRow:
-    """The same finding has one key an hour: so long is it said once."""
+    """Return the row of a finding that belongs to no single request.
+
+    The same finding has one key an hour, so it is stored once an hour.
+    """
     key = key_of(kind, detail, instance, peer, at_unix_ns // HOUR_NS)
     return FindingRow(
         at_unix_ns=at_unix_ns, key=key, offset=offset, kind=kind, detail=detail, instance=instance, peer_instance=peer
@@ -83,7 +92,7 @@ def finding_row(kind: str, detail: str, instance: str, peer: str, at_unix_ns: in
 
 
 def clock_rows(intervals: dict[tuple[str, str], OffsetInterval], at_unix_ns: int, offset: int) -> Iterator[ClockPairRow]:
-    """Every pair that is bounded, one row a minute."""
+    """Yield one row a minute for every pair of hosts with a bound."""
     minute = at_unix_ns // MINUTE_NS
     for (a, b), interval in intervals.items():
         if interval.low_ns is not None or interval.high_ns is not None:
@@ -99,7 +108,7 @@ def clock_rows(intervals: dict[tuple[str, str], OffsetInterval], at_unix_ns: int
 
 
 class EventRows:
-    """Rows of such tables, by table, on their way to the store."""
+    """Rows of the append-only tables, by table, on their way to the store."""
 
     def __init__(self) -> None:
         self._rows: dict[Table, list[EventRow | DeviceRun | EngineSample]] = {}
@@ -108,20 +117,20 @@ class EventRows:
         return sum(map(len, self._rows.values()))
 
     def add(self, table: Table, row: EventRow | DeviceRun | EngineSample) -> None:
-        """One more."""
+        """Add one row."""
         self._rows.setdefault(table, []).append(row)
 
     def extend(self, more: EventRows) -> None:
-        """All of ``more`` behind these."""
+        """Append all rows of ``more``."""
         for table, rows in more._rows.items():
             self._rows.setdefault(table, []).extend(rows)
 
     def then(self, more: EventRows) -> EventRows:
-        """These, and ``more`` behind them."""
+        """Append all rows of ``more``; return ``self``."""
         self.extend(more)
         return self
 
     def together_with(self, fetches: Sequence[FetchRow], stalls: Sequence[StallRow]) -> FlatRows:
-        """All that is to be published, hand-offs and stalls included."""
+        """Return all rows to publish, with those of KV fetches and stalls."""
         reports: FlatRows = {Table.KV_FETCHES: fetches, Table.STALLS: stalls}
         return {**self._rows, **{table: rows for table, rows in reports.items() if rows}}

@@ -1,4 +1,7 @@
-"""One piece of evidence about one request: a record, what it can be joined by, and when it happened on its own host's clock."""
+"""Wrap a record as evidence of one request: its join keys and its times.
+
+Times are by the clock of the record's own host.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,21 @@ from handrail.records import (
 from handrail_collector.stitch.arrival import AHEAD_NS
 
 Item = Record | PluginSpan | LogFact
-"""Everything that is evidence about one request."""
+"""Every record that is evidence of one request."""
 
 CLEAN_UP = re.compile(r"[0-9a-f]{16}\Z")
-"""The id of a request that vLLM makes for itself to tell a peer that blocks may go; it carries another request's peer id."""
+"""The id of a request that vLLM makes to let a peer free its blocks.
+
+It carries another request's peer id.
+"""
 
 
 @dataclass(slots=True)
 class Evidence:
-    """A record inside the stitcher. ``span`` and ``parent`` are trace id + span id, the form every index uses."""
+    """A record inside the stitcher.
+
+    ``span`` and ``parent`` are trace id + span id, the form that every index uses.
+    """
 
     record: Item
     offset: int  # journal offset of the batch it came in
@@ -40,65 +49,71 @@ class Evidence:
     parent: str  # '' for a root
     role: Role
     keys: tuple[str, ...]  # request keys it may be joined by
-    connector_in: tuple[str, ...]  # keys of KV it was told to read (D)
+    connector_in: tuple[str, ...]  # keys of the KV that it was to read (D)
     connector_out: tuple[str, ...]  # keys of KV it published (P)
     engine_keys: tuple[str, ...]  # what names this request inside its own engine
     how: JoinKind = JoinKind.OPENED
 
     @property
     def span(self) -> str:
-        """Its key in every index."""
+        """The key of this evidence in every index."""
         return self.trace_id + self.span_id
 
     @property
     def label(self) -> str:
-        """E.g. ``prefill:proxy``; part of every join and phase that rests on it."""
+        """Role and source, such as ``prefill:proxy``.
+
+        Every join and phase that rests on this evidence names it.
+        """
         return f"{self.role.value}:{self.record.source.value}"
 
     @property
     def start_unix_ns(self) -> int:
-        """When it began, on its host's wall clock; 0 when that is not usable."""
+        """When it began, on its host's wall clock; 0 when that is unusable."""
         return _start(self.record)
 
     @property
     def end_unix_ns(self) -> int | None:
-        """When it ended, on the same clock."""
+        """When it ended, on the same clock; None where it is unknown."""
         return _end(self.record)
 
     @property
     def interval(self) -> tuple[int, int] | None:
-        """Start and end, or None where either is not usable."""
+        """Start and end, or None where either is unusable."""
         start, end = self.start_unix_ns, self.end_unix_ns
         return (start, end) if start and end is not None else None
 
     @property
     def ahead(self) -> bool:
-        """It is told of a time after it arrived: its clock says nothing of anybody's."""
+        """Whether its times lie after its arrival, so that its clock is no evidence."""
         return max(self.start_unix_ns, self.end_unix_ns or 0) > self.received_unix_ns + AHEAD_NS
 
     @property
     def within_request(self) -> bool:
-        """It happens while its request goes on; what P keeps for D, and what logs say of it, may outlive that."""
+        """Whether it happens while its request runs.
+
+        KV that P publishes, and log facts about a request, may outlive the request.
+        """
         return not isinstance(self.record, KvPublish | LogFact)
 
     @property
     def provisional(self) -> bool:
-        """How things stood, not how they ended."""
+        """Whether it reports an intermediate state, not an end."""
         return isinstance(self.record, EngineTimes | KvFetch | KvPublish) and self.record.provisional
 
     @property
     def stalled(self) -> bool:
-        """A stream that stood still was seen."""
+        """Whether it saw a stalled stream."""
         return isinstance(self.record, Exchange) and self.record.stalls is not None
 
     @property
     def tells_end(self) -> bool:
-        """With it, its source has said of this request what it has to say."""
+        """Whether it is the last that its source reports about this request."""
         return not isinstance(self.record, KvFetch | KvPublish | LogFact) and not self.provisional
 
 
 def evidence_of(record: Item, offset: int, received_unix_ns: int) -> Evidence:
-    """Wrap a record with everything it can be joined by."""
+    """Wrap a record with every key that it may be joined by."""
     ids = None if isinstance(record, LogFact) else record.ids
     connector_in, connector_out = _connector_keys(record)
     keys = _keys(record)
@@ -118,25 +133,33 @@ def evidence_of(record: Item, offset: int, received_unix_ns: int) -> Evidence:
 
 
 def clean_up(record: Item) -> bool:
-    """The engine's own business, no client's request."""
+    """Whether the record is of a request that the engine made for itself."""
     return isinstance(record, EngineTimes | KvFetch) and bool(CLEAN_UP.match(record.request_id))
 
 
 def role_of(record: Item) -> Role:
-    """The role the sidecar was given; a router's spans are a router's whatever sidecar's tap they came through.
+    """Return the role of the sidecar that the record came through.
 
-    An engine that reports to us directly, past every sidecar, stays ``unknown``: names of services and pods are no evidence.
+    A router's spans have the role ``router``, whatever sidecar's tap they came through.
+    An engine that reports to the collector directly, past every sidecar, stays ``unknown``: names of services and pods are no
+    evidence.
     """
     return Role.ROUTER if isinstance(record, RouterCall) else record.process.role
 
 
 def connector_key(engine_id: str | None, request_id: str | None) -> tuple[str, ...]:
-    """As ``KvParams.keys`` names what vLLM's connectors hand over."""
+    """Return the key of the KV, in the form of ``KvParams.keys``.
+
+    It names the KV that vLLM's connectors hand over. Empty where either id is missing.
+    """
     return (f"vllm:{engine_id}:{request_id}",) if engine_id and request_id else ()
 
 
 def _connector_keys(record: Item) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What it read and what it published for the request's other engine. KV of an earlier turn is another request's."""
+    """Return the keys of the KV that it read and of the KV that it published.
+
+    KV of an earlier turn belongs to another request and gives no key.
+    """
     if isinstance(record, Exchange):
         kv_in, kv_out = record.kv_in, record.kv_out
         return (
@@ -151,7 +174,10 @@ def _connector_keys(record: Item) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _engine_keys(record: Item, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """``instance|id`` for the engine's own form of the id, ``instance|key:K`` for what is left of it at the front end."""
+    """Return the keys that name the request inside its own engine.
+
+    ``instance|id``: the engine's own form of the id. ``instance|key:K``: its form at the front end.
+    """
     instance = record.process.instance
     if not instance or isinstance(record, RouterCall) or record.process.role is Role.EDGE:
         return ()
@@ -162,7 +188,12 @@ def _engine_keys(record: Item, keys: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _parent(record: Item) -> str:
-    """A fetch is below what its peer published only for those who draw it: what was handed over may be another request's."""
+    """Return the trace id + span id of the parent; '' for a root.
+
+    A KV fetch names the peer's publish as its parent only for drawing. The decode's span is used instead, because the published
+    KV
+    may be another request's.
+    """
     if isinstance(record, LogFact):
         return ""
     parent = record.ids.parent_span_id

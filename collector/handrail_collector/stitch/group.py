@@ -1,4 +1,4 @@
-"""What is known of one request so far: the evidence that was joined, and what was said of it already."""
+"""Hold what is known of one request so far: joined evidence and published rows."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from handrail.records import EngineRequest, EngineTimes, Exchange, Finding, Role
 from handrail_collector.stitch.evidence import Evidence
 
 AMBIGUOUS = "ambiguous_request_id"
-"""Finding: evidence that fits several requests was not joined to this one."""
+"""Finding kind: evidence fits several requests, so it was not joined to this one."""
 
 
 class GroupState(str, Enum):
-    """Where a group is in its life."""
+    """The state of a group in its life cycle."""
 
     OPEN = "open"
-    DECIDED = "decided"  # its row is out; late evidence makes a new version
+    DECIDED = "decided"  # its row is published; late evidence makes a new version
 
 
 class Closing(str, Enum):
     """Why a request was decided when it was; becomes a metric label."""
 
     COMPLETE = "complete"  # every process known to report has reported
-    WAITED = "waited"  # evidence that was expected did not come in time
-    ORPHAN = "orphan"  # nobody claimed it for as long as a request may be open
+    WAITED = "waited"  # expected evidence did not arrive in time
+    ORPHAN = "orphan"  # nothing claimed it for as long as a request may be open
     EVICTED = "evicted"  # memory or journal bound
     LATE = "late"  # a new version after late evidence
 
@@ -34,10 +34,12 @@ _OPENERS = (Role.EDGE, Role.ROUTER, Role.DECODE, Role.COLLOCATED, Role.UNKNOWN, 
 
 @dataclass(slots=True)
 class GroupCounts:
-    """What was counted of a request, so that of its row's next version only what is new counts.
+    """What was counted of a request already.
 
-    ``edge``: complete or not, as a request of an edge; None: not counted as one yet. ``joins``: span ids of the evidence whose
-    joins were; ``findings``: kinds; ``ambiguous``: how many of that kind.
+    A later version of the row then counts only what is new.
+    ``edge``: whether it was counted as complete, as a request of an edge; None: not counted yet.
+    ``joins``: span ids of the evidence whose joins were counted. ``findings``: counted kinds. ``ambiguous``: how many of that
+    kind.
     """
 
     phases: bool = False
@@ -49,7 +51,7 @@ class GroupCounts:
     ambiguous: int = 0
 
     def merge(self, other: GroupCounts) -> None:
-        """What was counted of either part was counted of the whole."""
+        """Add the counts of another part of the request: counted in either is counted."""
         self.phases |= other.phases
         self.joined |= other.joined
         self.stalls |= other.stalls
@@ -61,7 +63,10 @@ class GroupCounts:
 
 @dataclass(slots=True, eq=False)
 class RequestGroup:
-    """Evidence of one request. Owned by the stitcher; nothing outside changes it."""
+    """The evidence of one request.
+
+    The stitcher owns it; nothing outside changes it.
+    """
 
     evidence: list[Evidence] = field(default_factory=list)
     edge: Evidence | None = None
@@ -75,21 +80,26 @@ class RequestGroup:
     version: int = 0
     counted: GroupCounts = field(default_factory=GroupCounts)
     contradicting: frozenset[str] = frozenset()  # span ids of the evidence that contradicts what was known of its host's clock
-    stalls_reported: bool = False  # rows of its stalls are out
+    stalls_reported: bool = False  # rows of its stalls are published
     superseded: list[tuple[str, str, int]] = field(default_factory=list)
-    """Rows (trace id, request id, version) that were told of parts of this request and are to be withdrawn."""
+    """Published rows of parts of this request that must be withdrawn.
+
+    Each: (trace id, request id, version).
+    """
     findings: list[Finding] = field(default_factory=list)
     merged_into: RequestGroup | None = None
 
     def role(self, *roles: Role) -> list[Evidence]:
-        """Evidence of these roles, in order of arrival here."""
+        """Return the evidence of these roles, in order of arrival."""
         return [e for e in self.evidence if e.role in roles]
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Trace id and request id of its row: what was said once stays; before that, of the evidence that opens it.
+        """Trace id and request id of the row.
 
-        Without an edge D's evidence opens it before P's, a proxy's before an engine's.
+        They stay as published. Before the first row they are those of the evidence that opens the request: the edge; without an
+        edge,
+        D's evidence before P's, and a proxy's before an engine's.
         """
         if self.row_id is not None:
             return self.row_id
@@ -100,17 +110,20 @@ class RequestGroup:
 
     @property
     def is_request(self) -> bool:
-        """Somebody saw a request; else there is a fetch, kept KV or a line of a log that nobody has claimed."""
+        """Whether any process saw a request.
+
+        Otherwise there is only a KV fetch, published KV or a log line that belongs to no known request.
+        """
         return any(isinstance(e.record, Exchange | EngineRequest | EngineTimes | RouterCall) for e in self.evidence)
 
     @property
     def only_facts(self) -> bool:
-        """Lines of logs about a request that nobody has told of."""
+        """Whether it holds only log lines about a request that nothing else reported."""
         return all(not e.trace_id for e in self.evidence)
 
     @property
     def sources(self) -> set[tuple[Role, str]]:
-        """Which sources have said all of this request that they say, as (role, source)."""
+        """The (role, source) pairs that have reported all they report of this request."""
         return {(e.role, e.record.source.value) for e in self.evidence if e.tells_end}
 
     def has_decode_exchange(self) -> bool:
@@ -118,12 +131,18 @@ class RequestGroup:
         return any(isinstance(e.record, Exchange) for e in self.role(Role.DECODE, Role.COLLOCATED))
 
     def alone_at_prefill(self) -> bool:
-        """Whether all evidence is of a prefill: its decode, and an edge, may come minutes later."""
+        """Whether all evidence is of a prefill.
+
+        Its decode, and an edge, may come minutes later.
+        """
         return all(e.role is Role.PREFILL for e in self.evidence)
 
 
 def _openness(evidence: Evidence) -> int:
-    """An exchange opens a request rather than an engine's span, that rather than the plugin's records."""
+    """Rank evidence by how well it opens a request; lower is better.
+
+    An exchange comes before an engine's span, and that before the plugin's records.
+    """
     if isinstance(evidence.record, Exchange):
         return 0
     if isinstance(evidence.record, EngineRequest | RouterCall):

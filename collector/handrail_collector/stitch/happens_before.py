@@ -1,7 +1,9 @@
-"""What caused what on another host: pairs of moments of which the first came before the second, whatever the clocks show.
+"""Derive cause and effect across hosts: pairs of moments in a certain order.
 
-A moment is only used where it was stamped on the right side of what it is of: what causes, before it could be seen elsewhere;
-what is caused, after that. A loser of a race, or a caller who left, ends when it likes and says nothing of an answer.
+The first of a pair came before the second, whatever the clocks show.
+A moment is used only where its stamp is on the safe side of the event. A cause must be stamped before it could be seen
+elsewhere, an effect after it happened.
+A call that lost a race, or whose caller left, may end at any time and is no evidence of an answer.
 """
 
 from __future__ import annotations
@@ -17,21 +19,24 @@ from handrail.records import EngineRequest, EngineTimes, Exchange, KvFetch, KvPu
 from handrail_collector.stitch.evidence import Evidence
 
 Event = tuple[str, int]
-"""A host, and what its wall clock showed."""
+"""A host and a time on its wall clock."""
 
 FULLY_RECEIVED: Final = frozenset({Outcome.OK, Outcome.INCOMPLETE, Outcome.UNKNOWN_FINISH})
-"""Outcomes of a caller whose end is after the callee's."""
+"""Outcomes of a caller that ends after its callee."""
 
 _FINISHED: Final = frozenset({"stopped", "length_capped", "repetition"})
 _MADE_BY_P: Final = "vllm:"
-"""Kind of the connector keys that nobody knows before P has answered; others are agreed on before."""
+"""Kind of the connector keys that are unknown before P has answered.
+
+Other keys are agreed on in advance.
+"""
 
 
 def of_call(caller: Evidence, callee: Evidence) -> list[tuple[Event, Event]]:
-    """Called before it was reached, and answered before the answer was heard.
+    """Return the pairs of one call: called before reached, answered before received.
 
-    A caller that did not hear the callee out (a client left, a time limit) says when the call was sent and nothing of when it was
-    answered: what is called may go on long after (case G04).
+    A caller that did not read the whole answer (a client left, a time limit) gives only the first pair: the callee may go on long
+    after (case G04).
     """
     a, b = caller.record.process.host, callee.record.process.host
     called, reached = caller.start_unix_ns, callee.start_unix_ns
@@ -40,13 +45,16 @@ def of_call(caller: Evidence, callee: Evidence) -> list[tuple[Event, Event]]:
     answered, received = _answered(callee), _receipts(caller)
     if received is not None and answered is not None:
         if answered - reached > (received - called) * (1 + DRIFT_PPM / 1e6) + 1:
-            return []  # no clock can make that fit: not one call
+            return []  # no clock offset makes that fit: these are not one call
         return [((a, called), (b, reached)), ((b, answered), (a, received))]
     return [((a, called), (b, reached))]
 
 
 def within(evidence: Sequence[Evidence]) -> Iterator[tuple[Evidence, Event, Event]]:
-    """Of one request: whose evidence it is, the cause and the effect. What only an id joined is no proof of anything."""
+    """Yield the pairs inside one request: the evidence, the cause and the effect.
+
+    Evidence that only a request id joined is no proof and is skipped.
+    """
     sure = [each for each in evidence if each.how is not JoinKind.REQUEST_KEY]
     readers = [each for each in sure if each.connector_in]
     for keeper in [each for each in sure if each.connector_out] if readers else ():
@@ -58,7 +66,10 @@ def within(evidence: Sequence[Evidence]) -> Iterator[tuple[Evidence, Event, Even
 
 
 def of_transfer(keeper: Evidence, reader: Evidence) -> Iterator[tuple[Event, Event]]:
-    """KV of one engine for another: kept before the reader knew of it; asked for, and read, before the keeper heard of that."""
+    """Yield the pairs of one KV fetch from another engine.
+
+    The KV is published before the reader knows of it; it is requested and read before the publisher learns of the read.
+    """
     kept, load = keeper.record, reader.record
     if not isinstance(kept, KvPublish) or not isinstance(load, KvFetch) or load.mode == "push":
         return
@@ -69,14 +80,17 @@ def of_transfer(keeper: Evidence, reader: Evidence) -> Iterator[tuple[Event, Eve
     if load.done_ns is None or kept.read_ns is None:
         return
     queries = [load.posted_ns] if load.posted_ns is not None else []
-    if kept.readers == 1:  # of several the last is heard of, and each knows its own end only
+    if kept.readers == 1:  # of several readers only the last is reported, and each knows only its own end
         queries.append(load.done_ns - load.done_bound_ns)
     if queries:
         yield (at_reader, load.known_unix_ns + max(queries)), (at_keeper, kept.published_unix_ns + kept.read_ns)
 
 
 def _handed(sure: Sequence[Evidence], keeper: Evidence, reader: Evidence) -> Iterator[tuple[Evidence, Event, Event]]:
-    """The answer that names the KV, before the request that names it; and the KV itself."""
+    """Yield the pairs of a hand-off.
+
+    The answer that names the KV comes before the request that names it; the KV itself gives the pairs otherwise.
+    """
     reports = list(of_transfer(keeper, reader))
     answered = _answered(keeper) if isinstance(keeper.record, Exchange) and isinstance(reader.record, Exchange) else None
     if answered is not None and _made_by_p(keeper, reader):
@@ -94,9 +108,10 @@ def _made_by_p(keeper: Evidence, reader: Evidence) -> bool:
 def _around(
     sure: Sequence[Evidence], keeper: Evidence, reader: Evidence, left: Event, came: Event
 ) -> Iterator[tuple[Evidence, Event, Event]]:
-    """From the edge to D by way of P, and from P to the edge by way of D: less what P and D took by their own clocks.
+    """Yield the pairs from the edge to D through P, and from P to the edge through D.
 
-    So one request bounds the edge and each of them from both sides, as narrowly as its messages were quick.
+    The time inside P and inside D, by their own clocks, is subtracted.
+    So one request bounds the edge against each of them from both sides, as narrowly as its messages were quick.
     """
     edges = [each for each in sure if each.role is Role.EDGE and isinstance(each.record, Exchange)]
     if len(edges) != 1 or left[0] != keeper.record.process.host:
@@ -110,7 +125,10 @@ def _around(
 
 
 def _answers(sure: Sequence[Evidence], edge: Evidence, reader: Evidence) -> Iterator[tuple[int, int]]:
-    """When D's answer, or its first token, left D and was heard at the edge: the sooner, the less do clocks drift over it."""
+    """Yield when D's answer, or its first token, left D and reached the edge.
+
+    The first token is preferred: clocks drift less over a shorter time.
+    """
     first = _first_token(sure)
     if first is not None and first.decode.record.process.instance == reader.record.process.instance:
         yield first.left_unix_ns, first.seen_unix_ns
@@ -119,18 +137,24 @@ def _answers(sure: Sequence[Evidence], edge: Evidence, reader: Evidence) -> Iter
 
 
 def _beside(sure: Sequence[Evidence], one: Evidence) -> list[Evidence]:
-    """All that is told of the same process."""
+    """Return all evidence of the same process that lies within the request."""
     instance = one.record.process.instance
     return [each for each in sure if each.record.process.instance == instance and each.within_request]
 
 
 def _at_least(by_another_ns: int) -> int:
-    """What a clock showed at least while another, which may drift from it, showed so much."""
+    """Return the least that one clock advanced while another advanced this much.
+
+    The two may drift apart.
+    """
     return by_another_ns - math.ceil(by_another_ns * DRIFT_PPM / 1e6) - 1
 
 
 def _routed(sure: Sequence[Evidence]) -> Iterator[tuple[Evidence, Event, Event]]:
-    """A router's calls and those that they reached: by the parent that the router gave them."""
+    """Yield the pairs of a router's calls and the requests that they reached.
+
+    The parent span that the router propagated links the two.
+    """
     spans = {each.span: each for each in sure if isinstance(each.record, RouterCall)}
     for callee in sure:
         call = spans.get(callee.parent)
@@ -138,7 +162,7 @@ def _routed(sure: Sequence[Evidence]) -> Iterator[tuple[Evidence, Event, Event]]
             continue
         router = call.record.process.host
         yield callee, (router, call.start_unix_ns), (callee.record.process.host, callee.start_unix_ns)
-        for keeper in sure:  # P's answer is what the call to D is made of
+        for keeper in sure:  # the router builds the call to D from P's answer
             answered = _answered(keeper) if isinstance(keeper.record, Exchange) else None
             if answered is not None and _made_by_p(keeper, callee):
                 yield callee, (keeper.record.process.host, answered), (router, call.start_unix_ns)
@@ -156,7 +180,10 @@ def _streamed(sure: Sequence[Evidence]) -> Iterator[tuple[Evidence, Event, Event
 
 @dataclass(frozen=True, slots=True)
 class _FirstToken:
-    """It left the one decode that there was, and the edge saw it; each by its own clock."""
+    """When the first token left the only decode, and when the edge saw it.
+
+    Each is by the clock of its own host.
+    """
 
     decode: Evidence
     left_unix_ns: int
@@ -184,14 +211,18 @@ def _token(evidence: Evidence) -> int | None:
 
 
 def _receipts(caller: Evidence) -> int | None:
-    """When a caller had heard all of the answer; None where it did not listen to the end."""
+    """Return when the caller had the whole answer, or None.
+
+    None where it did not read to the end.
+    """
     record = caller.record
     return caller.end_unix_ns if isinstance(record, Exchange) and record.outcome in FULLY_RECEIVED else None
 
 
 def _answered(callee: Evidence) -> int | None:
-    """A moment before the last of a whole answer had left; None where nobody may have heard it, or the stamp may be later.
+    """Return a moment before the last byte of a whole answer was sent, or None.
 
+    None where the caller may not have received the answer, or where the stamp may be later.
     A proxy stamps what it reads before it passes that on. The middleware stamps each part before it is sent, and the end after.
     """
     record = callee.record
@@ -202,7 +233,7 @@ def _answered(callee: Evidence) -> int | None:
             return callee.end_unix_ns
         last = record.last_content_ns if record.stream else record.ttfb_ns
         return record.arrival_unix_ns + last if last is not None else None
-    if isinstance(record, EngineRequest):  # vLLM ends its span before it hands the last output to whoever answers
+    if isinstance(record, EngineRequest):  # vLLM ends its span before its API server gets the last output
         return callee.end_unix_ns if record.engine == "vllm" and record.outcome is Outcome.OK else None
     if isinstance(record, EngineTimes):
         return callee.end_unix_ns if not record.provisional and record.status in _FINISHED else None

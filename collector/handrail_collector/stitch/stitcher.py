@@ -1,8 +1,10 @@
-"""From evidence to requests. Joins, strongest first: ancestor spans at once; connector keys and request keys at decision time.
+"""Join evidence into requests and decide when each request's row is made.
 
-A trace id alone joins nothing (one agent trace holds many concurrent calls), and two edge exchanges are never one request.
-Time is passed in: the received time of journal entries on a replay, the clock otherwise, so that a replay decides what the first
-run decided. One task owns a stitcher; nothing here locks.
+Joins, strongest first: ancestor spans at once; connector keys and request keys at decision time.
+A trace id alone joins nothing, because one agent trace holds many concurrent calls. Two edge exchanges are never one request.
+The caller passes the time in: the received time of journal entries on a replay, the clock otherwise. So a replay decides what
+the first run decided.
+One task owns a stitcher; nothing here locks.
 """
 
 from __future__ import annotations
@@ -24,12 +26,18 @@ from handrail_collector.stitch.index import Index
 
 SECOND = 10**9
 SLACK_NS = 50_000_000
-"""A callee may stamp its end just after the caller did: last bytes are passed on before they are accounted for."""
+"""How long after its caller's end a callee may stamp its own end.
+
+A proxy passes the last bytes on before it accounts for them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StitchSettings:
-    """When a request is decided. ``engine_wait_ns``: engines export in batches (vLLM: every 5 s) after the request ended."""
+    """Times and limits that govern when a request is decided.
+
+    ``engine_wait_ns``: engines export in batches (vLLM: every 5 s) after the request ended.
+    """
 
     settle_ns: int = 2 * SECOND
     engine_wait_ns: int = 12 * SECOND
@@ -42,7 +50,7 @@ class StitchSettings:
 
 @dataclass(slots=True)
 class StitchStats:
-    """Counted since start."""
+    """Counts since the start."""
 
     records: int = 0
     updates: int = 0
@@ -50,19 +58,19 @@ class StitchStats:
     decided: dict[str, int] = field(default_factory=lambda: {closing.value: 0 for closing in Closing})
     merged_after_decision: int = 0
     clean_ups: int = 0  # requests that an engine made for itself
-    links_dropped: int = 0  # of foreign spans, because there were too many: a parent chain through them is not followed any more
+    links_dropped: int = 0  # links of foreign spans dropped at the limit: parent chains across them are lost
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A group whose row is to be written now (again, when ``closing`` is LATE)."""
+    """A group whose row is due now; again, where ``closing`` is LATE."""
 
     group: RequestGroup
     closing: Closing
 
 
 class Stitcher:
-    """Holds the open requests of one shard."""
+    """The open requests of one shard."""
 
     def __init__(self, settings: StitchSettings | None = None) -> None:
         self.settings = settings or StitchSettings()
@@ -74,21 +82,24 @@ class Stitcher:
         self._waiting = Index()  # parent span not seen yet -> evidence below it
         self._waits_for: dict[str, str] = {}  # the other way round
         self._links: OrderedDict[str, str] = OrderedDict()  # foreign span -> its parent, to follow chains through
-        self._published = Index()  # connector key -> P's evidence of having published it
-        self._reading = Index()  # connector key -> D's evidence of having been told to read it
+        self._published = Index()  # connector key -> P's evidence that it published the KV
+        self._reading = Index()  # connector key -> D's evidence that it was to read the KV
         self._by_key = Index()  # request key -> evidence that carries it
         self._engines = EngineIndex()
         self._seen_sources: dict[tuple[Role, str], int] = {}
         self._due: list[RequestGroup] = []
         self._first_unix_ns = 0
         self._now = 0
-        self._expected: frozenset[tuple[Role, str]] = frozenset()  # who is waited for; looked up once a second
+        self._expected: frozenset[tuple[Role, str]] = frozenset()  # sources that a request waits for; updated once a second
         self._expected_unix_ns = 0
 
     # --- intake ----------------------------------------------------------------------------------------------------------
 
     def add(self, record: Item, offset: int, received_unix_ns: int) -> None:
-        """Take one record. The same span again replaces what was there (an update; the later wins, a provisional one never)."""
+        """Take one record.
+
+        The same span again is an update: the later one replaces the earlier, but a provisional one never replaces a final one.
+        """
         self.stats.records += 1
         if clean_up(record):
             self.stats.clean_ups += 1
@@ -114,7 +125,7 @@ class Stitcher:
         self._enter(evidence)
         group = self._join_ancestors(group, evidence)
         group = self._join_in_engine(group, evidence)
-        for one in group.evidence:  # what a weaker join brought in before is confirmed by its context
+        for one in group.evidence:  # span context confirms what a weaker join added before
             if one.how is not JoinKind.ANCESTOR and one is not group.edge and self._by_span.get(one.parent) is group:
                 one.how = JoinKind.ANCESTOR
         self._touch(group)
@@ -122,12 +133,15 @@ class Stitcher:
             self._offer(group, evidence)
 
     def _clock(self, given_unix_ns: int) -> int:
-        """Time that never goes back: what is stamped a little earlier than what was seen before is now."""
+        """Return a time that never goes back: an earlier stamp counts as now."""
         self._now = max(self._now, given_unix_ns)
         return self._now
 
     def _offer(self, group: RequestGroup, evidence: Evidence) -> None:
-        """Let requests look that may be waiting for just this evidence, or were decided without it."""
+        """Let requests retry their joins that may wait for this evidence.
+
+        Requests that were decided without it retry too.
+        """
         for edge_group in self._edges_of(evidence):
             if edge_group.state is GroupState.OPEN:
                 self._touch(edge_group)
@@ -135,11 +149,14 @@ class Stitcher:
                 self._weak_joins(edge_group, final=False)
 
     def _edges_of(self, evidence: Evidence) -> list[RequestGroup]:
-        """Requests with an edge that carry one of this evidence's request keys."""
+        """Return the requests with an edge that share a request key with this evidence."""
         return [g for key in evidence.keys for g in self._named(self._by_key.spans(key)) if g.edge is not None]
 
     def engine_gone(self, event: ProcessEvent, received_unix_ns: int) -> None:
-        """What was open in an engine that is gone will hear no more from it: it is decided soon, with what there is."""
+        """Shorten the wait of requests that were open in an engine that is gone.
+
+        The engine reports nothing more about them, so they are decided soon with the evidence at hand.
+        """
         if event.kind not in GONE:
             return
         now = self._clock(received_unix_ns)
@@ -150,7 +167,7 @@ class Stitcher:
                 group.deadline_unix_ns = min(group.deadline_unix_ns, now + self.settings.settle_ns)
 
     def attach(self, group: RequestGroup, fact: LogFact, offset: int, received_unix_ns: int) -> None:
-        """Give ``group`` a fact that names no request and can have been about no other."""
+        """Add a log fact that names no request to the only request that it can concern."""
         now, group = self._clock(received_unix_ns), _root(group)
         evidence = evidence_of(fact, offset, now)
         if evidence.span not in self._by_span:
@@ -162,7 +179,10 @@ class Stitcher:
             self._touch(group)
 
     def link(self, span: str, parent: str, received_unix_ns: int) -> None:
-        """Remember a span that says nothing itself, so that a parent chain can be followed through it. Bounded; oldest out."""
+        """Remember a foreign span's parent, so that parent chains can cross it.
+
+        Bounded; oldest out.
+        """
         self._clock(received_unix_ns)
         if parent:
             self._links[span] = parent
@@ -209,7 +229,7 @@ class Stitcher:
         self._engines.drop(evidence)
 
     def _named(self, spans: Iterable[str]) -> list[RequestGroup]:
-        """The groups of these spans, each once."""
+        """Return the groups of these spans, each once."""
         return list({id(g): g for g in map(self._by_span.__getitem__, spans)}.values())
 
     # --- ancestors -------------------------------------------------------------------------------------------------------
@@ -223,7 +243,10 @@ class Stitcher:
         return group
 
     def _join_in_engine(self, group: RequestGroup, evidence: Evidence) -> RequestGroup:
-        """Join what one engine, or the proxy beside it, said of the same request; two exchanges are never joined by it."""
+        """Join what one engine, or the proxy beside it, reported of the same request.
+
+        It never joins two exchanges.
+        """
         for other in self._engines.same(evidence):
             group = self._union(_root(group), self._by_span[other.span], JoinKind.ENGINE_ID)
         for inner in (evidence, *self._engines.inside(evidence)):
@@ -233,8 +256,11 @@ class Stitcher:
         return self._by_span[evidence.span]
 
     def _await_parent(self, group: RequestGroup, span: str, parent: str) -> RequestGroup:
-        """Join ``group``, whose evidence ``span`` has this parent, to what is above it; or wait for that."""
-        for _ in range(16):  # a longer chain of foreign spans is no serving stack
+        """Join ``group`` to the request of this parent span, or wait for the parent.
+
+        ``span`` is the evidence in ``group`` that has the parent.
+        """
+        for _ in range(16):  # no serving stack has a longer chain of foreign spans
             above = self._by_span.get(parent)
             if above is not None:
                 self._waits_for.pop(span, None)
@@ -248,9 +274,10 @@ class Stitcher:
         return group
 
     def _union(self, one: RequestGroup, two: RequestGroup, how: JoinKind) -> RequestGroup:
-        """One group of two; returns it. Two edges stay two requests: the inner was caused by the outer, it is no part of it.
+        """Merge two groups into one and return it.
 
-        A request that was decided already is to be told anew: what joined it changes its row.
+        Two edges stay two requests: the outer one caused the inner one, which is no part of it.
+        A request that was already decided is decided again, because the merge changes its row.
         """
         if one is two or (one.edge is not None and two.edge is not None):
             return one
@@ -273,7 +300,7 @@ class Stitcher:
             keep.first_offset = gone.first_offset
             heapq.heappush(self._first_offsets, (keep.first_offset, id(keep)))
         if gone.row_id is not None:
-            # a row of the absorbed part is out: its identity goes on, so that the joined row replaces it
+            # the absorbed part has a published row: keep its identity, so that the joined row replaces it
             if keep.row_id is None:
                 keep.row_id, keep.version = gone.row_id, gone.version
                 keep.state, keep.decided_unix_ns = GroupState.DECIDED, gone.decided_unix_ns
@@ -285,7 +312,7 @@ class Stitcher:
             keep.deadline_unix_ns = self._now + self.settings.settle_ns
         gone.merged_into = keep
         self._groups.pop(id(gone), None)
-        if keep.edge is not None and how is not JoinKind.REQUEST_KEY:  # an id alone is no proof to set clocks by
+        if keep.edge is not None and how is not JoinKind.REQUEST_KEY:  # an id alone is too weak to bound clocks
             for evidence in gone.evidence:
                 if evidence.within_request and self.clocks.learn(keep.edge, evidence):
                     keep.contradicting |= {evidence.span_id}
@@ -302,7 +329,7 @@ class Stitcher:
             if self._all_reported(group, now):
                 stalled = _stalled(group)
                 group.deadline_unix_ns = now + (settings.settle_ns if stalled else 0)
-                if not stalled:  # else what the engine did then is told a little later
+                if not stalled:  # a stall needs the engine's activity, which arrives a little later
                     self._due.append(group)
             else:
                 group.deadline_unix_ns = max(group.edge.received_unix_ns, now) + settings.engine_wait_ns
@@ -314,7 +341,7 @@ class Stitcher:
             group.deadline_unix_ns = now + settings.engine_wait_ns
 
     def _all_reported(self, group: RequestGroup, now: int) -> bool:
-        """Whether everything has come that prefill and decode processes of this fleet have been sending lately."""
+        """Whether every prefill and decode source that reports lately has reported."""
         if self._has_all(group, now):
             return True
         self._weak_joins(group, final=False)
@@ -329,18 +356,24 @@ class Stitcher:
         return bool(self._expected) and self._expected <= group.sources
 
     def advance(self, now: int) -> list[Decision]:
-        """Everything that is decided by ``now``. Decided groups stay for late evidence, then they are forgotten."""
+        """Return everything that is decided by ``now``.
+
+        Decided groups stay for late evidence, then they are forgotten.
+        """
         now = self._clock(now)
         decisions: list[Decision] = []
         due, self._due = self._due, []
         for group in due:
-            # looked at again for each: deciding one takes it off the list of what is open
+            # check the state for each: a group may be in the list twice
             if group.merged_into is None and group.state is GroupState.OPEN and group.deadline_unix_ns <= now:
                 decisions.append(self._decide(group, Closing.COMPLETE, now))  # noqa: PERF401
         return decisions
 
     def sweep(self, now: int) -> list[Decision]:
-        """As ``advance``, and looks at every deadline; O(open requests), so call it about once a second."""
+        """Return what is decided by ``now``, after a check of every deadline.
+
+        Costs O(open requests); call it about once a second.
+        """
         decisions = self.advance(now)
         now = self._now
         for group in list(self._groups.values()):
@@ -367,7 +400,7 @@ class Stitcher:
         return Closing.COMPLETE if _stalled(group) and self._has_all(group, now) else Closing.WAITED
 
     def evict(self, count: int, now: int) -> list[Decision]:
-        """Decide the ``count`` oldest groups now, whatever they still wait for, and forget them."""
+        """Decide and forget the ``count`` oldest groups, whatever they still wait for."""
         decisions = []
         for group in list(self._groups.values())[:count]:
             if group.state is GroupState.OPEN:
@@ -398,16 +431,19 @@ class Stitcher:
     # --- connector keys and request keys ---------------------------------------------------------------------------------
 
     def _weak_joins(self, group: RequestGroup, *, final: bool) -> None:
-        """Bring in what names this request by a connector key or a request key and can have happened within it.
+        """Join by connector key and request key, where the times allow it.
 
-        What stays ambiguous is said only when the decision is ``final``: later evidence may still tell.
+        Ambiguity becomes a finding only when the decision is ``final``: later evidence may still resolve it.
         """
         self._join_connectors(group)
         if group.merged_into is None and group.edge is not None:
             self._join_by_key(group, group.edge, final)
 
     def _last_joins(self, group: RequestGroup) -> RequestGroup:
-        """Everything weak that can still place ``group``, now that it is to be decided; the group it is part of after that."""
+        """Try every weak join for ``group`` right before its decision.
+
+        Returns the group that it is part of after that.
+        """
         self._weak_joins(group, final=True)
         group = _root(group)
         if group.edge is None:
@@ -429,7 +465,10 @@ class Stitcher:
                         self._match_connector(_root(group), other, reader, key)
 
     def _match_connector(self, group: RequestGroup, other: RequestGroup, reader: Evidence, key: str) -> None:
-        """``reader`` was told to read what ``key`` names: the publisher's request is the reader's, unless evidence disagrees."""
+        """Join the publisher's and the reader's request for one connector key.
+
+        ``reader`` was to read what ``key`` names. Where other evidence disagrees, nothing is joined; some cases add a finding.
+        """
         publisher_group, reader_group = (other, group) if reader in group.evidence else (group, other)
         publisher = next((e for e in publisher_group.evidence if key in e.connector_out), None)
         if publisher is None:
@@ -449,14 +488,17 @@ class Stitcher:
         edge = publisher_group.edge or reader_group.edge
         inner = reader if publisher_group.edge is edge else publisher
         if edge is not None and not self._within(edge, inner, SLACK_NS) and not set(publisher.keys) & set(reader.keys):
-            return  # neither time nor id speaks for it; where the id does, a clock was stepped, and this is how that is noticed
+            return  # neither time nor id supports it; with an equal id, the join reveals a stepped clock
         self._union(publisher_group, reader_group, JoinKind.CONNECTOR)
 
     def _join_by_key(self, group: RequestGroup, edge: Evidence, final: bool) -> None:
-        """Same request key, inside this edge's lifetime, and inside no other edge's of the same key."""
+        """Join by request key.
+
+        The other evidence must lie inside this edge's lifetime, and inside no other edge's with the same key.
+        """
         twice = isinstance(edge.record, Exchange) and Hint.DUPLICATE_REQUEST_ID in edge.record.hints
         if twice and not final:
-            return  # the other request's evidence may still come, and then this one's may turn out not to be unique
+            return  # the other request's evidence may still come and make this match ambiguous
         for key in edge.keys:
             if self._by_key.crowded(key):
                 self._find(group, "request_id_reused", "one request id on very many requests at once: not joined by it", edge)
@@ -481,24 +523,33 @@ class Stitcher:
                     if final:
                         self._find(group, AMBIGUOUS, f"{first.label} fits several requests", first)
                 elif guessing and not final:
-                    continue  # with clocks that nothing relates, the next request of this id may be meant: wait for it
+                    continue  # with unrelated clocks it may belong to the next request of this id: wait for that
                 else:
                     if not self.clocks.related(edge, first):
                         self._find(group, "clocks_unknown", f"{first.label} joined by its id alone", first)
                     self._union(group, other, JoinKind.REQUEST_KEY)
 
     def _awaits_parent(self, group: RequestGroup) -> bool:
-        """Its context names a span that has not come yet: that one will say better where it belongs than a request id can."""
+        """Whether its context names a span that has not arrived yet.
+
+        That span places the group better than a request id can.
+        """
         return any(e.parent and e.parent not in self._by_span for e in group.evidence)
 
     def _inside(self, edge: Evidence, rivals: Sequence[Evidence], other: RequestGroup) -> bool:
-        """Strictly inside ``edge``; or within its slack, and then strictly inside no other."""
+        """Whether ``other`` lies strictly inside ``edge``, or within its slack only.
+
+        Within the slack, it must lie strictly inside no rival.
+        """
         if self._group_within(edge, other, 0):
             return True
         return self._group_within(edge, other, SLACK_NS) and not any(self._group_within(r, other, 0) for r in rivals)
 
     def _key_fits(self, group: RequestGroup, other: RequestGroup) -> bool:
-        """Connector keys that both sides name must agree: the same id used twice is two requests."""
+        """Whether the connector keys that both sides name agree.
+
+        The same request id with different connector keys is two requests.
+        """
         published, read = _keys_of(group)
         other_published, other_read = _keys_of(other)
         return not (other_published and read and not other_published & read) and not (
@@ -524,8 +575,11 @@ class Stitcher:
     # --- what is held ----------------------------------------------------------------------------------------------------
 
     def low_water(self) -> int | None:
-        """Smallest journal offset that a replay needs for what is held here; None when nothing is."""
-        if len(self._first_offsets) > 2 * len(self._groups) + 1024:  # one that is held for long keeps those behind it
+        """Return the smallest journal offset that a replay needs for the held groups.
+
+        None when nothing is held.
+        """
+        if len(self._first_offsets) > 2 * len(self._groups) + 1024:  # old groups keep entries in the heap
             self._first_offsets = sorted((group.first_offset, identity) for identity, group in self._groups.items())
         offsets = self._first_offsets
         while offsets:
@@ -537,28 +591,31 @@ class Stitcher:
         return None
 
     def groups(self) -> list[RequestGroup]:
-        """All that are held: open ones, and those decided a while ago."""
+        """Return all held groups: open ones, and those decided recently."""
         return list(self._groups.values())
 
     def open_groups(self) -> list[RequestGroup]:
-        """Groups not decided yet, oldest first."""
+        """Return the groups that are not decided yet, oldest first."""
         return [g for g in self._groups.values() if g.state is GroupState.OPEN]
 
     def still_kept(self) -> list[Evidence]:
-        """KV that is kept for a peer, as last told."""
+        """Return the evidence of KV that is published and, by the last report, still kept."""
         return [e for g in self._groups.values() for e in g.evidence if isinstance(e.record, KvPublish) and e.provisional]
 
     def reporting(self, now: int) -> set[tuple[Role, str]]:
-        """(role, source) pairs that sent evidence lately."""
+        """Return the (role, source) pairs that sent evidence lately."""
         oldest = now - self.settings.source_memory_ns
         return {source for source, at in self._seen_sources.items() if at >= oldest}
 
     def last_reported(self) -> dict[tuple[Role, str], int]:
-        """When each (role, source) last sent evidence, by the time of its receipt."""
+        """Return when each (role, source) last sent evidence, by time of receipt."""
         return dict(self._seen_sources)
 
     def oldest_open_unix_ns(self) -> int | None:
-        """When the evidence came that is open for the longest; None where nothing is."""
+        """Return when the oldest open group's first evidence arrived.
+
+        None where no group is open.
+        """
         return next((g.opened_unix_ns for g in self._groups.values() if g.state is GroupState.OPEN), None)
 
     def __len__(self) -> int:
@@ -574,14 +631,17 @@ def _stalled(group: RequestGroup) -> bool:
 
 
 def _replaces(new: Evidence, old: Evidence) -> bool:
-    """What came later wins; but how things stood says nothing after how they ended, nor a line's earlier state after a later."""
+    """Whether new evidence of the same span replaces the old.
+
+    The later wins. A provisional state never replaces an end, nor an older revision of a log line a newer one.
+    """
     if isinstance(new.record, LogFact) and isinstance(old.record, LogFact):
         return new.record.revision >= old.record.revision
     return old.provisional or not new.provisional
 
 
 def _one_reader(one: Evidence, two: Evidence) -> bool:
-    """Two witnesses of one read: what the proxy in front of D saw asked for, and what D then did."""
+    """Whether both records show one read: the proxy's request at D, and D's own fetch."""
     return one.record.process.instance == two.record.process.instance and bool(set(one.keys) & set(two.keys))
 
 
@@ -592,5 +652,5 @@ def _root(group: RequestGroup) -> RequestGroup:
 
 
 def _keys_of(group: RequestGroup) -> tuple[set[str], set[str]]:
-    """Connector keys that this group's evidence published, and those it was told to read."""
+    """Return the connector keys that the group published and those it was to read."""
     return {k for e in group.evidence for k in e.connector_out}, {k for e in group.evidence for k in e.connector_in}

@@ -1,4 +1,7 @@
-"""Things that took a while, in the order of their begins: what was going on at some time? Bounded; the oldest go first."""
+"""Find what was going on at a given time among intervals sorted by their begin.
+
+Bounded; the oldest go first.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Lasting(Protocol):
-    """Wall clock of its host."""
+    """An interval by the wall clock of its host."""
 
     @property
     def begin_unix_ns(self) -> int: ...
@@ -20,7 +23,7 @@ T = TypeVar("T", bound=Lasting)
 
 
 class Timeline(Generic[T]):
-    """At least the ``limit`` latest of what was put in, at most twice as many."""
+    """The latest items: at least ``limit``, at most twice as many."""
 
     __slots__ = ("_begins", "_items", "_limit", "_longest_ns")
 
@@ -31,7 +34,7 @@ class Timeline(Generic[T]):
         self._longest_ns = 0
 
     def put(self, item: T) -> None:
-        """One more; mostly they come in order."""
+        """Add one item; items mostly come in order."""
         begin = item.begin_unix_ns
         self._longest_ns = max(self._longest_ns, item.end_unix_ns - begin)
         if not self._begins or begin >= self._begins[-1]:
@@ -45,7 +48,7 @@ class Timeline(Generic[T]):
             del self._items[: self._limit], self._begins[: self._limit]
 
     def during(self, begin_unix_ns: int, end_unix_ns: int) -> Iterator[T]:
-        """Those that lie in this time or reach into it."""
+        """Yield the items that overlap this time."""
         first = bisect_left(self._begins, begin_unix_ns - self._longest_ns)
         for item in self._items[first : bisect_right(self._begins, end_unix_ns)]:
             if item.end_unix_ns >= begin_unix_ns:

@@ -1,12 +1,13 @@
-"""What GPUs can do at most: dense 16-bit tensor throughput and memory bandwidth, from NVIDIA's published data sheets.
+"""List the peak throughput and memory bandwidth of GPUs.
 
-Where a data sheet gives only the figure with sparsity it is halved. A product that is not here gives no estimate. Sheets, and
-what of them was compared with copies and tables that others publish: "NVIDIA H100 Tensor Core GPU" (SXM, PCIe, NVL: 1979, 1513
+Dense 16-bit tensor throughput and device memory bandwidth, from NVIDIA's published data sheets. Where a data sheet gives only
+the figure with sparsity, it is halved. A product that is not listed gives no estimate.
+Sheets, as compared with copies and with tables that others publish: "NVIDIA H100 Tensor Core GPU" (SXM, PCIe, NVL: 1979, 1513
 and 1671 TFLOPS with sparsity; 3.35, 2 and 3.9 TB/s), "NVIDIA H200" (1979; 4.8), "NVIDIA Blackwell: GB200 NVL72 and HGX B200"
 (5 and 4.5 PFLOPS with sparsity; 8 and 7.7 TB/s; the older sheet of DGX B200 has 8), "NVIDIA A100" (312; 1555, 1935, 2039 GB/s),
 "NVIDIA A10", "NVIDIA A40", "NVIDIA L40", "NVIDIA L40S", "NVIDIA L4", "NVIDIA V100" (112, 125, 130), H800 and H20 as vendors list
-them. T4: 65 TFLOPS; its product brief has 320 GB/s, its data sheet 300. For these no copy was found to compare with: A30, GH200
-(989; 4 TB/s with 96 GB), H200 NVL, H800 PCIe.
+them. T4: 65 TFLOPS; its product brief has 320 GB/s, its data sheet 300.
+No copy was found to compare with for A30, GH200 (989; 4 TB/s with 96 GB), H200 NVL and H800 PCIe.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """``flops``: multiplications and additions a second in 16 bits, dense; ``bytes``: of device memory, a second."""
+    """The peak rates of a GPU.
+
+    ``flops``: dense 16-bit multiplications and additions a second; ``bytes``: device memory bytes a second.
+    """
 
     flops: float
     bytes: float
 
     @property
     def ridge(self) -> float:
-        """Operations a byte from which on arithmetic is the limit and not memory."""
+        """Operations per byte above which arithmetic is the limit, not memory."""
         return self.flops / self.bytes
 
 
@@ -58,16 +62,19 @@ PEAKS: Final[tuple[tuple[str, Peak], ...]] = (
     (r"V100-PCIE", Peak(112 * _T, 0.9 * _T)),
     (r"V100-SXM2", Peak(125 * _T, 0.9 * _T)),
 )
-"""By what NVML calls the product, as a whole word; the first that fits."""
+"""Peaks by NVML's product name, matched as a whole word; the first match counts."""
 
 _SHARED: Final = re.compile(r"\bMIG\b|-\d+[ABCQ]$")
-"""A MIG slice, or a vGPU by its profile (``L40S-16Q``): a part of the GPU, and nothing says which."""
+"""A MIG slice, or a vGPU by its profile (``L40S-16Q``): an unknown part of a GPU."""
 
 _PATTERNS: Final = tuple((re.compile(rf"\b{pattern}\b", re.IGNORECASE), peak) for pattern, peak in PEAKS)
 
 
 def peak_of(product: str) -> Peak | None:
-    """Of a product by NVML's name; None for one that is not known, and for a MIG slice or a vGPU, which has a part of it."""
+    """Return the peak of a product by NVML's name.
+
+    None for an unknown product, and for a MIG slice or a vGPU, which has only a part of it.
+    """
     if _SHARED.search(product):
         return None
     return next((peak for pattern, peak in _PATTERNS if pattern.search(product)), None)

@@ -1,13 +1,12 @@
-"""Whether a pool's GPUs are held up by arithmetic or by memory: its place under the roofline. Pure.
+"""Decide whether arithmetic or memory limits a pool's GPUs (roofline model).
 
-*Measured*: the tensor pipes' share over the memory interface's share is the arithmetic intensity over the one at the ridge,
-whatever the GPU is: above 1 arithmetic is nearer to its limit, below 1 memory. Idle time adds nothing to either.
-
-*Estimated*, where GPUs tell neither: a step reads the weights once and does two operations for each parameter and token, so its
+Pure.
+*Measured*: the tensor pipes' share over the memory interface's share is the arithmetic intensity over the ridge's, whatever the
+GPU is. Above 1 arithmetic is nearer to its limit, below 1 memory. Idle time adds nothing to either.
+*Estimated*, where GPUs report neither: a step reads the weights once and does two operations for each parameter and token, so its
 intensity is at most 2 x tokens / bytes a parameter; the model's size cancels out. KV reads, and experts that a token does not
-visit, lower it: so "memory-bound" is sure, "compute-bound" only where the estimate is well above the ridge.
-
-Source: Williams, Waterman, Patterson, Roofline, CACM 52(4), 2009; NVML's GPM metrics for what the shares are.
+use, lower it. So "memory-bound" is certain, "compute-bound" only where the estimate is well above the ridge.
+Source: Williams, Waterman, Patterson, Roofline, CACM 52(4), 2009; NVML's GPM metrics define the shares.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from handrail_collector.explain.devices.peaks import peak_of
 from handrail_collector.store.queries.utilization import GpuUse, StepUse
 
 BALANCED: Final = 1.25
-"""Shares that differ by less than this factor are alike."""
+"""Factor below which two shares count as equal."""
 
 SURE: Final = 2.0
-"""So far from the ridge an estimate is believed."""
+"""Factor from the ridge at which an estimate counts as certain."""
 
 LEAST_BUSY: Final = 20
-"""Samples of busy GPUs, 2 s of one at 10 Hz, from which on a place is told."""
+"""Fewest samples of busy GPUs for a measured result: 2 s of one GPU at 10 Hz."""
 
 LEAST_STEPS: Final = 20
 BYTES_A_PARAMETER: Final = 2.0
 
 
 class RooflineBound(str, Enum):
-    """What holds the pool up."""
+    """What limits the pool."""
 
     COMPUTE = "compute_bound"
     MEMORY = "memory_bound"
@@ -43,7 +42,7 @@ class RooflineBound(str, Enum):
 
 
 class How(str, Enum):
-    """How that is known."""
+    """How the limit is known."""
 
     MEASURED = "measured"
     ESTIMATED = "estimated"
@@ -52,10 +51,11 @@ class How(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """The GPUs of one role. ``intensity`` and ``ridge``: operations a byte, of an estimate; ``why``: of what is not known.
+    """The GPUs of one role and what limits them.
 
-    ``busy``: share of the rated samples in which the GPUs did anything. ``shared``: GPUs that may be another
-    role's: they are in no pool.
+    ``intensity`` and ``ridge``: operations per byte, for an estimate; ``why``: why the limit is unknown.
+    ``busy``: share of the rated samples in which the GPUs did anything.
+    ``shared``: GPUs that may be another role's; they are in no pool.
     """
 
     role: str
@@ -75,7 +75,10 @@ class Pool:
 
 
 def pools(gpus: Iterable[GpuUse], steps: Mapping[str, StepUse], bytes_a_parameter: float = BYTES_A_PARAMETER) -> list[Pool]:
-    """One for each role that has GPUs or steps, or whose sidecars sample GPUs that may be another role's."""
+    """Return one pool for each role that has GPUs or steps.
+
+    Also for a role whose sidecars sample GPUs that may be another role's.
+    """
     used, shared = _each_once(gpus)
     of_roles: dict[str, list[GpuUse]] = {role: [] for role in (*steps, *shared)}
     for gpu in used:
@@ -88,8 +91,10 @@ def pools(gpus: Iterable[GpuUse], steps: Mapping[str, StepUse], bytes_a_paramete
 
 
 def _each_once(gpus: Iterable[GpuUse]) -> tuple[list[GpuUse], dict[str, int]]:
-    """Without what another engine's sidecar says of a GPU, and without GPUs of which nobody says which of two roles uses them:
-    of these how many each role samples.
+    """Return each GPU once, and the number of shared GPUs that each role samples.
+
+    Reports of another engine's sidecar about a GPU are dropped, and so are GPUs that either of two roles may use (the shared
+    ones).
     """
     by_device: dict[tuple[str, str], list[GpuUse]] = {}
     for gpu in gpus:

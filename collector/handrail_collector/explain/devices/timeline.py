@@ -1,8 +1,9 @@
-"""What the GPUs and links of P and D did while a request was there: samples as series on the request's own time. Pure.
+"""Align samples of GPUs and links at P and D with one request's own time. Pure.
 
-A value of a series holds for the interval that ends with its sample: a gauge tells of the time since the sample before it, a
-counter moved so much since then. Times are those of the host's own clock, moved by what is known of its offset from the clock
-that the request's start was read on; how far that may be off is said beside them.
+A value holds for the interval that ends with its sample: a gauge describes the time since the previous sample, a counter moved by
+so much since then.
+Times are by the host's own clock, shifted by the known offset from the clock of the request's start. The bound of that shift
+stands beside them.
 """
 
 from __future__ import annotations
@@ -31,28 +32,32 @@ TRACKED: Final = frozenset(
         "throttled",
     }
 )
-"""Counters that are told of a request."""
+"""Counters that are shown for a request."""
 
 LINES: Final = frozenset({names.GPU_PCIE_LINE, names.GPU_NVLINK_LINE})
-"""What a GPU's links can carry: told with them, though it is sampled only every 10 s."""
+"""Line rates of a GPU's links, shown with the traffic.
+
+They are sampled only every 10 s.
+"""
 
 LONGEST_HOLD_NS: Final = 2_000_000_000
-"""A gauge says nothing of more than so long before it."""
+"""Longest time before its sample that a gauge describes."""
 
 
 class DeviceChoice(str, Enum):
-    """Why just these devices."""
+    """Why these devices were chosen."""
 
-    ENGINE = "engine"  # the devices say that this engine uses them
+    ENGINE = "engine"  # the devices' samples name this engine
     SIDECAR = "sidecar"  # the engine's own sidecar sampled them: all of its host, perhaps more than the engine uses
     HOST = "host"  # another sidecar of that host did
 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """The host's clock minus the one of the request's start. ``shift_ns`` was taken off the samples' times.
+    """The host's clock minus the clock of the request's start.
 
-    ``bound_ns``: the times are right within this; None where nothing bounds it; ``same``: one clock.
+    ``shift_ns`` was subtracted from the samples' times.
+    ``bound_ns``: the bound of these times; None where nothing bounds them. ``same``: both share one clock.
     """
 
     same: bool
@@ -62,7 +67,10 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One counter. ``from_ns``, ``to_ns``: from the request's start; ``values``: counters per second."""
+    """One counter as a series.
+
+    ``from_ns``, ``to_ns``: from the request's start; ``values``: counters as a rate per second.
+    """
 
     name: str
     label: str
@@ -74,7 +82,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTracks:
-    """One device."""
+    """The series of one device."""
 
     device: Device
     tracks: tuple[Track, ...]
@@ -82,9 +90,10 @@ class DeviceTracks:
 
 @dataclass(frozen=True, slots=True)
 class PlaceDevices:
-    """``place``: ``prefill`` or ``decode``. ``chosen``: of the GPUs, where there are any, else of the links; None: no samples.
+    """The devices at one place of the path.
 
-    ``others``: devices of the host that were left out.
+    ``place``: ``prefill`` or ``decode``. ``chosen``: why these GPUs, or these links where there are no GPUs; None: no samples.
+    ``others``: number of the host's devices that were left out.
     """
 
     place: str
@@ -97,7 +106,7 @@ class PlaceDevices:
 
 
 def clock_offset(offset: OffsetInterval | None, same: bool) -> Offset:
-    """What to do about a host's clock: ``offset`` is None where nothing is known of it."""
+    """Return the shift for a host's clock; ``offset`` None: nothing is known of it."""
     if same:
         return Offset(same=True, shift_ns=0, bound_ns=0)
     if offset is None or offset.low_ns is None or offset.high_ns is None or offset.contradictory:
@@ -107,7 +116,10 @@ def clock_offset(offset: OffsetInterval | None, same: bool) -> Offset:
 
 
 def between(pairs: Mapping[tuple[str, str], OffsetInterval], a: str, b: str) -> OffsetInterval | None:
-    """Clock of host ``b`` minus that of ``a`` from the pairs (host, peer) that are known, through one other host if need be."""
+    """Return the clock of host ``b`` minus that of ``a``, from the known pairs.
+
+    Pairs are (host, peer). Other hosts, one at a time, narrow the interval or supply it.
+    """
     found = _direct(pairs, a, b)
     for through in sorted({host for pair in pairs for host in pair} - {a, b}):
         one, two = _direct(pairs, a, through), _direct(pairs, through, b)
@@ -122,7 +134,10 @@ def between(pairs: Mapping[tuple[str, str], OffsetInterval], a: str, b: str) -> 
 def place_of(
     place: str, instance: str, host: str, samples: Sequence[DeviceSample], started_unix_ns: int, offset: Offset
 ) -> PlaceDevices:
-    """``samples``: of that host, oldest first. ``started_unix_ns``: of the request."""
+    """Return the devices and series of one place.
+
+    ``samples``: of that host, oldest first. ``started_unix_ns``: of the request.
+    """
     zero = started_unix_ns + offset.shift_ns
     devices: list[DeviceTracks] = []
     chosen: DeviceChoice | None = None
@@ -143,7 +158,10 @@ def place_of(
 
 
 def _chosen(samples: Sequence[DeviceSample], instance: str) -> tuple[DeviceChoice | None, Sequence[DeviceSample]]:
-    """The samples that tell of an engine, best reason first; None where there are none at all."""
+    """Return the samples that belong to an engine, by the best reason there is.
+
+    The reason is None where there are no samples.
+    """
     by_engine = [sample for sample in samples if instance and sample.device.engine == instance]
     by_sidecar = [sample for sample in samples if instance and sample.process.instance == instance]
     reasons = ((DeviceChoice.ENGINE, by_engine), (DeviceChoice.SIDECAR, by_sidecar), (DeviceChoice.HOST, samples))
@@ -151,7 +169,10 @@ def _chosen(samples: Sequence[DeviceSample], instance: str) -> tuple[DeviceChoic
 
 
 def _devices(samples: Iterable[DeviceSample], zero_unix_ns: int) -> list[DeviceTracks]:
-    """By device; where several sidecars of a host sampled one, what the first of them said."""
+    """Return the series by device.
+
+    Where several sidecars of a host sampled one device, the first sidecar's samples count.
+    """
     by_key: dict[str, dict[str, list[DeviceSample]]] = {}
     for sample in samples:
         by_key.setdefault(sample.device.key, {}).setdefault(sample.process.instance, []).append(sample)
@@ -177,7 +198,10 @@ def _tracks(samples: Sequence[DeviceSample], zero_unix_ns: int) -> Iterable[Trac
 
 
 def _moved(points: Sequence[tuple[int, float, int]]) -> list[tuple[int, int, float]]:
-    """Rates from each sample to the next of one count; what falls between two counts is not known."""
+    """Return rates between successive samples of one counter.
+
+    Across a reset of the counter the rate is unknown.
+    """
     return [
         (before, at, round((value - earlier) * 1e9 / (at - before), 3))
         for (before, earlier, began), (at, value, start) in pairwise(points)
@@ -186,7 +210,10 @@ def _moved(points: Sequence[tuple[int, float, int]]) -> list[tuple[int, int, flo
 
 
 def _held(points: Sequence[tuple[int, float, int]]) -> list[tuple[int, int, float]]:
-    """Each gauge for the time since the one before it; the first for as long as the next one."""
+    """Return each gauge with the time since the sample before it.
+
+    The first one gets the shortest interval of the others.
+    """
     steps = [at - before for (before, _, _), (at, _, _) in pairwise(points)]
     first = min([*steps, LONGEST_HOLD_NS])
     return [

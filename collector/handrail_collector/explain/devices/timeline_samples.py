@@ -1,4 +1,7 @@
-"""GPUs and links under one request, from a store: what the API and the command line add to the request."""
+"""Read the GPU and link samples under one request from a store.
+
+The API and the command line add them to the request.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +21,39 @@ from handrail_collector.store.span import SpanRow
 
 SECOND: Final = 1_000_000_000
 MARGIN_NS: Final = 2 * SECOND
-"""Before and after the request: the sample that its first one is compared with."""
+"""Time read before and after the request.
+
+It includes the sample that the first one is compared with.
+"""
 
 LINES_NS: Final = 25 * SECOND
-"""Line rates are sampled every 10 s and hardly change: looked for so far before and after."""
+"""Time before and after in which line rates are read.
+
+They are sampled every 10 s and hardly change.
+"""
 
 MOST_POINTS: Final = 600
-"""Of one series; a request of more than a minute is told in as many parts."""
+"""Most points of one series.
+
+A request of more than a minute (at 10 Hz) is sampled less often, in as many parts.
+"""
 
 PAIRS_NS: Final = 150 * SECOND
-"""Clock pairs are stored once a minute."""
+"""Time before and after in which clock pairs are read; one is stored every minute."""
 
 MOST_PAIRS: Final = 10_000
 FURTHEST_NS: Final = 3_600 * SECOND
-"""Clocks further apart than this are not looked after: nothing is drawn then, and the bound says why."""
+"""Largest clock offset for which samples are searched.
+
+Beyond it nothing is drawn, and the bound shows why.
+"""
 
 
 def tracked(reader: StoreReader, row: RequestRow, spans: Sequence[SpanRow]) -> dict[str, Any]:
-    """As JSON (docs/http-api.md, ``hardware``). Raises ``StoreDamagedError``."""
+    """Return the devices of a request as JSON (docs/http-api.md, ``hardware``).
+
+    Raises ``StoreDamagedError``.
+    """
     since, until = row.started_unix_ns, row.started_unix_ns + row.duration_ns
     every = 0 if until - since <= MOST_POINTS * SECOND // 10 else (until - since) // MOST_POINTS
     pairs = _pairs(reader, row)
@@ -57,7 +75,7 @@ def tracked(reader: StoreReader, row: RequestRow, spans: Sequence[SpanRow]) -> d
 
 
 def to_json(place: PlaceDevices) -> dict[str, Any]:
-    """Every field; of a device what says which it is, and its series."""
+    """Return every field of a place; of a device, its identity and its series."""
     plain = asdict(place)
     plain["chosen"] = place.chosen.value if place.chosen is not None else None
     plain["devices"] = [
@@ -96,7 +114,7 @@ def _place(
 
 
 def _lines(reader: StoreReader, host: str, of: Iterable[DeviceSample], window: tuple[int, int]) -> list[DeviceSample]:
-    """The samples of line rates of those devices, each device's nearest before the end of its time."""
+    """Return line-rate samples of these devices, nearest before the end of the time."""
     devices = {(sample.process.instance, sample.device.key) for sample in of}
     since, until = window
     wanted = SampleFilter(since_unix_ns=since - LINES_NS, until_unix_ns=until + LINES_NS, hosts=frozenset({host}), names=LINES)
@@ -109,7 +127,7 @@ def _lines(reader: StoreReader, host: str, of: Iterable[DeviceSample], window: t
 
 
 def _host_id(host: str, spans: Iterable[SpanRow]) -> str:
-    """Rows call a host by its name, clock pairs by its id: its own evidence says which that is."""
+    """Return a host's id from its evidence; rows use its name, clock pairs its id."""
     for span in spans:
         if span.resource.get(names.HOST_NAME) == host and isinstance(found := span.resource.get(names.HOST_ID), str):
             return found
@@ -117,7 +135,7 @@ def _host_id(host: str, spans: Iterable[SpanRow]) -> str:
 
 
 def _clock_of(row: RequestRow, spans: Iterable[SpanRow]) -> str:
-    """Id of the host whose clock the row's start is of; '' where no span says."""
+    """Return the id of the host whose clock gave the row's start; '' where unknown."""
     for span in spans:
         if span.span_id == row.request_id:
             found = span.resource.get(names.HOST_ID) or span.resource.get(names.HOST_NAME)
@@ -126,14 +144,17 @@ def _clock_of(row: RequestRow, spans: Iterable[SpanRow]) -> str:
 
 
 def _clock_by_name(row: RequestRow, pairs: Iterable[tuple[str, str]]) -> str:
-    """The same without spans (a run in virtual time stores none), where hosts are related by name; '' where they are not."""
+    """Return that host without spans, where hosts are related by name; else ''.
+
+    A run in virtual time stores no spans.
+    """
     by_scope = {"edge": (row.edge_instance or "").rpartition(":")[0], "decode": row.decode_host}
     host = by_scope.get(row.scope)
     return host if host and any(host in pair for pair in pairs) else ""
 
 
 def _pairs(reader: StoreReader, row: RequestRow) -> dict[tuple[str, str], OffsetInterval]:
-    """The offsets that were known nearest to its time."""
+    """Return the clock offsets known nearest to the request's time."""
     reports: Sequence[Any] = reader.events(
         Table.CLOCK_PAIRS, row.started_unix_ns - PAIRS_NS, row.started_unix_ns + row.duration_ns + PAIRS_NS, MOST_PAIRS
     )

@@ -1,4 +1,4 @@
-"""The explanation of a period as JSON: what the API and the command line get from a store."""
+"""Explain a period from a store, as JSON for the API and the command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _MOST_SAMPLES: Final = 10_000
 
 
 def answered(reader: StoreReader, question: Question, now_unix_ns: int) -> dict[str, Any]:
-    """The explanation as JSON (docs/http-api.md). Raises ``StoreDamagedError``."""
+    """Return the explanation as JSON (docs/http-api.md).
+
+    Raises ``StoreDamagedError``.
+    """
     latest = latest_unix_ns(reader, now_unix_ns)
     until = question.until_unix_ns
     if until is None:
@@ -39,12 +42,15 @@ def answered(reader: StoreReader, question: Question, now_unix_ns: int) -> dict[
 
 
 def _pools(reader: StoreReader, since_unix_ns: int, until_unix_ns: int) -> list[Pool]:
-    """Of all GPUs of that time, whatever the requests' scope and model."""
+    """Return the pools of all GPUs in that time.
+
+    They do not depend on the requests' scope and model.
+    """
     return pools(gpu_uses(reader, since_unix_ns, until_unix_ns), step_uses(reader, since_unix_ns, until_unix_ns))
 
 
 def _links(reader: StoreReader, of: PeriodQuery, answer: dict[str, Any]) -> list[str]:
-    """Sentences on links that are slow, or that take much of the time to first token as clients see it."""
+    """Return sentences on slow links, and on links that take much of the edge's TTFT."""
     ttfts = [scope["ttft_ns"]["p50"] for scope in answer["scopes"] if "p50" in scope["ttft_ns"]]
     assert of.since_unix_ns is not None
     assert of.until_unix_ns is not None
@@ -55,7 +61,10 @@ def _links(reader: StoreReader, of: PeriodQuery, answer: dict[str, Any]) -> list
 
 
 def _nearest(reader: StoreReader, of: PeriodQuery) -> list[str]:
-    """Models of that time that are called much like the one that has no request; where none is, the first ones."""
+    """Return model names of that time that resemble a model without requests.
+
+    Where none is similar, the first ones.
+    """
     if of.model is None:
         return []
     known = models(reader, replace(of, model=None))

@@ -1,13 +1,12 @@
-"""Which phase made a request slow, where, and by how much: by what is typical of the same period, knowing of no fault.
+"""Attribute a slow request to the phase with the largest excess, and to a place.
 
-A phase has grown by what it took beyond what it would have taken otherwise (``baseline.py``). Of the phases that grew, one that
-does so on that host all the time anyway says little about this request (``base_rate.py``), and what it would have taken has
-noise:
-the phase is named that is likely enough to have grown most (``largest_excess.py``); else the two likeliest are left open. Where
-it is
-``unattributed``, that is the answer, with what it may be.
-
-One implementation on columns; ``cause_of`` is its form for one row. Pass requests of one scope, with ``phase_of`` "ttft".
+The comparison is with the baseline of the same period, without knowledge of any fault.
+A phase's excess is its time beyond what it would have taken otherwise (``baseline.py``). Two things weaken an excess as evidence:
+such growths may be common on that host anyway (``base_rate.py``), and the baseline has noise. So the phase is named that is
+likely enough to have grown most (``largest_excess.py``); otherwise the two likeliest are left open. Where it is
+``unattributed``, that is the answer, with the phases that it may hide.
+There is one implementation on columns; ``cause_of`` is its form for one row. Pass requests of one scope, with ``phase_of``
+"ttft".
 """
 
 from __future__ import annotations
@@ -36,33 +35,48 @@ from handrail_collector.explain.period.request_columns import (
 from handrail_collector.rows import RequestRow
 
 SURE: Final = 0.55
-"""The chance from which on a phase is named as the one that grew most; below it stays open between that and the next."""
+"""Least probability with which a phase is named as the one that grew most.
+
+Below it, the answer stays open between that phase and the next.
+"""
 
 ALIKE: Final = 0.02
 ALIKE_CHANCE: Final = 0.1
-"""A second phase, at least that likely, whose growth differs by no more than this share leaves it open too: they are equal."""
+"""Least probability of a second phase that can leave the answer open.
+
+Its growth must also differ from the first's by no more than the share ``ALIKE``: then the two count as equal.
+"""
 
 LEAST_CHANCE: Final = 0.5
-"""The chance that any phase grew beyond what is ordinary there and then, below which none did."""
+"""Least probability that any phase grew beyond the ordinary; below it, none did.
+
+Ordinary: at that place and time.
+"""
 
 SLOW_NS: Final = 50_000_000
 SLOW_SHARE: Final = 0.2
-"""A request is slow when its first token comes later than is typical by both: this long, and this share of it."""
+"""Share of the typical TTFT by which a slow request is late.
 
-_CONCENTRATED: Final = 2.0  # a link's rate over that of D's other links, from which on it is the link's
-_SIGMAS: Final = 3.0  # and beyond chance by so much
+A request is slow when its first token is late by both: ``SLOW_NS`` and this share.
+"""
+
+_CONCENTRATED: Final = 2.0  # least ratio of a link's rate to that of D's other links
+_SIGMAS: Final = 3.0  # least distance from chance, in standard deviations
 
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """By column, one entry a request.
+    """The cause of each request, by column; one entry per request.
 
-    ``leading`` and ``second``: the phases that grew most, as indices into ``PHASES``, -1 where none did. ``clear``: the leading
-    one is likely enough to be the answer; else it may be the second. ``place``: a host, a link ``P>D``, "router", or "" where
-    that is not known. ``excess_ns``: by how much the leading phase grew; ``late_ns``: how much later than typical the first token
-    came, NaN where there is none; ``slow``: late enough to be asked about. ``surplus``: share of such growths there and then that
-    is more than ordinary. ``standing``: slow, and such growths are so much more frequent there and then than at other places and
-    times that it is no coincidence: what a finding may be made of.
+    ``leading`` and ``second``: the phases that grew most, as indices into ``PHASES``; -1 where none did.
+    ``clear``: the leading one is likely enough to be the answer; otherwise it may be the second.
+    ``place``: a host, a link ``P>D``, "router", or "" where unknown.
+    ``excess_ns``: by how much the leading phase grew.
+    ``late_ns``: how much later than typical the first token came; NaN where there is none. ``slow``: late enough to need a cause.
+    ``surplus``: the share of such growths, at that place and time, beyond the ordinary (the attributable fraction).
+    ``standing``: slow, and such growths are so much more frequent at that place and time than elsewhere that chance is excluded.
+    A
+    finding may rest on it.
     """
 
     leading: Ints
@@ -78,9 +92,10 @@ class Attribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCause:
-    """Of one request; see ``Attribution``. ``phase`` None: nothing grew, or either of the two in ``alike`` may have grown most.
+    """The cause of one request; see ``Attribution``.
 
-    ``may_be``: the phases that may hide in ``unattributed``.
+    ``phase`` None: nothing grew, or either of the two in ``alike`` may have grown most.
+    ``may_be``: the phases that ``unattributed`` may hide.
     """
 
     phase: Phase | None
@@ -94,7 +109,7 @@ class RequestCause:
 
 
 def causes(requests: RequestColumns, typical: Baseline) -> Attribution:
-    """The cause of each of ``requests``, slow ones or not."""
+    """Return the cause of each of ``requests``, slow ones or not."""
     every = np.arange(len(requests))
     growth = requests.phases_ns - typical.expected_ns(requests)
     where = located(requests, growth, every)
@@ -103,8 +118,8 @@ def causes(requests: RequestColumns, typical: Baseline) -> Attribution:
     first, second = likely[:, 0], likely[:, 1]
     typical_ns = typical.by_size_ns(requests.uncached_tokens).sum(axis=1)
     late = requests.ttft_ns - typical_ns
-    outstanding = standing[every, first] & (growth[every, first] >= SLOW_NS)  # though it was not late: lucky in another phase
-    grew = (any_grew >= LEAST_CHANCE) & (~(late <= 0) | outstanding)  # where lateness is unknown, its phases speak
+    outstanding = standing[every, first] & (growth[every, first] >= SLOW_NS)  # even if not late: another phase was quick
+    grew = (any_grew >= LEAST_CHANCE) & (~(late <= 0) | outstanding)  # where lateness is unknown, the phases decide
     apart = np.abs(growth[every, first] - growth[every, second])
     alike = (apart <= ALIKE * growth[every, first]) & (chance[:, 1] >= ALIKE_CHANCE)
     clear = grew & (chance[:, 0] >= SURE) & ~alike
@@ -123,7 +138,10 @@ def causes(requests: RequestColumns, typical: Baseline) -> Attribution:
 
 
 def _place(requests: RequestColumns, typical: Baseline, where: PhaseExcess, first: Ints, other: Ints, grew: Bools) -> Texts:
-    """Where ``first`` is, if ``other`` is there too; what is unattributed at D may be placed on a link."""
+    """Return the place of ``first`` where ``other`` has the same place; else "".
+
+    Unattributed time at D may be placed on a link.
+    """
     every, names = np.arange(len(requests)), np.array(where.names, object)
     place = names[where.places[every, first]]
     place = np.where(grew & (place == names[where.places[every, other]]), place, "")
@@ -132,7 +150,10 @@ def _place(requests: RequestColumns, typical: Baseline, where: PhaseExcess, firs
 
 
 def _link_or_host(requests: RequestColumns, growth_ns: Floats, typical: Baseline, hosts: Texts) -> Texts:
-    """The link where such growths are more frequent then than on D's other links, beyond chance; else D."""
+    """Return the link where such growths concentrate; else D.
+
+    They concentrate where they are more frequent at that time than on D's other links, beyond chance.
+    """
     links = links_of(requests.prefill_host, requests.decode_host)
     level = np.clip(growth_level(growth_ns), 0, BURST_LEVEL)
     counts, hits = typical.at_links.cells(links, requests.started_unix_ns, 0, level)
@@ -141,13 +162,13 @@ def _link_or_host(requests: RequestColumns, growth_ns: Floats, typical: Baseline
     own, others = hits / np.maximum(counts, 1), np.maximum(all_hits - hits, 0) / other_counts
     both = np.clip(all_hits / np.maximum(all_counts, 1), 0.01, 0.99)
     chance = np.sqrt(both * (1 - both) * (1 / np.maximum(counts, 1) + 1 / other_counts))
-    alone = all_counts <= counts  # its only link: nothing to compare with
+    alone = all_counts <= counts  # the only link of D: there is no other to compare with
     concentrated = (own >= _CONCENTRATED * others) & (own - others >= _SIGMAS * chance)
     return np.where((links != "") & ~alone & concentrated, links, hosts)
 
 
 def cause_of(row: RequestRow, typical: Baseline) -> RequestCause:
-    """The cause of one request."""
+    """Return the cause of one request."""
     found = causes(requests_of([row]), typical)
     leading = [PHASES[index] for index in (int(found.leading[0]), int(found.second[0])) if index >= 0]
     clear, late = bool(found.clear[0]), float(found.late_ns[0])

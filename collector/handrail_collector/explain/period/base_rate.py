@@ -1,8 +1,10 @@
-"""How often a phase grows by so much anyway: the attributable fraction of a growth, by place and time.
+"""Compute the attributable fraction of a phase's growth, by place and time.
 
+It compares how often a phase grows by so much there and then with how often it does so anyway.
 A period is cut into blocks of time; a cell is a place in a block. The ordinary rate of growths of a size is the mean over the
-quieter part of all cells, so that a fault in less than the rest does not count as ordinary, though nobody says which part has it.
-Of growths in a cell whose rate is ``r``, the share ``1 - ordinary / r`` is more than ordinary (epidemiology's attributable
+quieter part of all cells. So a fault that fills fewer cells than the louder part does not count as ordinary, although nothing
+names the faulty cells.
+In a cell with the rate ``r``, the share ``1 - ordinary / r`` of growths is more than ordinary (epidemiology's attributable
 fraction among the exposed).
 """
 
@@ -23,19 +25,22 @@ LEVELS_NS: Final = 5e6 * 2.0 ** np.arange(12)
 """Sizes of growths that are counted: 5 ms to 10 s, each twice the one before."""
 
 BURST_LEVEL: Final = 3  # 40 ms: larger ones are too rare in a cell to tell a burst from a fault
-_QUIET: Final = 0.6  # of the cells, those whose mean rate is the ordinary one
+_QUIET: Final = 0.6  # share of cells, the quietest, whose mean rate is the ordinary one
 _CELL: Final = 160  # requests a cell should hold
 _BLOCKS: Final = (6, 60)
-_PRIOR: Final = 4  # requests at the ordinary rate that every cell is given beside its own
+_PRIOR: Final = 4  # requests at the ordinary rate that are added to every cell
 _TIMES: Final = 3.0
 _HITS, _SIGMAS = 5, 6.0
-_HITS_OF_LARGE, _SIGMAS_OF_LARGE = 10, 9.0  # those above ``BURST_LEVEL`` come in clusters: a long queue delays all that are in it
+_HITS_OF_LARGE, _SIGMAS_OF_LARGE = 10, 9.0  # above ``BURST_LEVEL`` growths come in clusters: a long queue delays all in it
 _SIGMAS_20_TO_80: Final = 1.683  # of a normal distribution
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseExcess:
-    """Growths and where each is: both requests x phases. ``places`` holds indices into ``names``."""
+    """Growths and the place of each: both requests x phases.
+
+    ``places`` holds indices into ``names``.
+    """
 
     growth_ns: Floats
     places: Ints
@@ -45,7 +50,10 @@ class PhaseExcess:
 
 @dataclass(frozen=True, slots=True)
 class BaseRates:
-    """Rates of growths of at least each of ``LEVELS_NS``: in each cell (places x blocks x phases x levels), and ordinarily."""
+    """Rates of growths of at least each of ``LEVELS_NS``, per cell and ordinary.
+
+    Cells: places x blocks x phases x levels.
+    """
 
     names: dict[str, int]
     ends_unix_ns: Ints  # of the blocks but the last
@@ -53,11 +61,14 @@ class BaseRates:
     hits: Floats  # of those, growths: x levels
     ordinary: Floats  # phases x levels
     spread: Floats  # phases x levels: standard deviation of the quiet cells' rates
-    noise_ns: Floats  # a phase: how much its growths differ from one another ordinarily, as a standard deviation
+    noise_ns: Floats  # per phase: ordinary standard deviation of its growths
 
     @classmethod
     def fit(cls, located: PhaseExcess, ends: Ints) -> BaseRates:
-        """From requests whose times need not be in order; ``ends`` as ``block_ends`` has them."""
+        """Learn the rates from requests, in any order of time.
+
+        ``ends`` are the times from ``block_ends``.
+        """
         phases, blocks = located.growth_ns.shape[1], len(ends) + 1
         block = np.searchsorted(ends, located.started_unix_ns, side="right")
         shape = len(located.names), blocks, phases
@@ -77,10 +88,12 @@ class BaseRates:
         return cls(names, ends, counts, hits, means, spreads, noise)
 
     def attributable_fraction(self, located: PhaseExcess) -> tuple[Floats, Bools]:
-        """Of each growth (requests x phases) the share that is more than ordinary there and then, and whether it stands out.
+        """Return each growth's share beyond the ordinary, and whether it stands out.
 
-        Standing out is no coincidence of one burst: the cell's rate of growths of ``BURST_LEVEL``, or of a larger size that
-        this growth reaches, is ``_TIMES`` the ordinary one and many times the quiet cells' spread above it.
+        Both are requests x phases, for the growth's place and time.
+        A growth that stands out is more than one burst. The cell's rate of growths of ``BURST_LEVEL``, or of a larger size that
+        this
+        growth reaches, is ``_TIMES`` the ordinary one and many times the quiet cells' spread above it.
         """
         level = growth_level(located.growth_ns)
         phase = np.broadcast_to(np.arange(level.shape[1]), level.shape)
@@ -92,12 +105,15 @@ class BaseRates:
         share = np.where(level < 0, 0.0, np.clip(share, 0.0, 1.0))
         standing = self._standing(located, phase, np.clip(level, 0, BURST_LEVEL), _HITS, _SIGMAS)
         for size in range(BURST_LEVEL + 1, len(LEVELS_NS)):
-            answer = np.minimum(np.maximum(level, BURST_LEVEL), size)  # once more what was told, where the growth is smaller
+            answer = np.minimum(np.maximum(level, BURST_LEVEL), size)  # repeats the last level where the growth is smaller
             standing |= (answer > BURST_LEVEL) & self._standing(located, phase, answer, _HITS_OF_LARGE, _SIGMAS_OF_LARGE)
         return share, standing & (level >= 0)
 
     def _standing(self, located: PhaseExcess, phase: Ints, level: Ints, least_hits: int, sigmas: float) -> Bools:
-        """Whether growths of ``level`` (requests x phases) are that frequent in the cell of each."""
+        """Whether growths of ``level`` are frequent enough in the cell of each.
+
+        ``level``: requests x phases.
+        """
         counts, hits = self._at(located, phase, level)
         usual, spread = self.ordinary[phase, level], self.spread[phase, level]
         chance = np.sqrt(np.maximum(usual, 1e-3) / np.maximum(counts, 1))
@@ -106,7 +122,10 @@ class BaseRates:
         return standing
 
     def cells(self, names: NDArray[Any], started_unix_ns: Ints, phase: int, level: Ints) -> tuple[Floats, Floats]:
-        """Requests, and growths of one phase that reach ``level``, in the cell of each of these places and times."""
+        """Return requests, and growths of one phase that reach ``level``, per cell.
+
+        The cells are those of these places and times.
+        """
         every, codes = np.unique(names.astype(str), return_inverse=True)
         return self._look([str(name) for name in every], codes, started_unix_ns, np.int64(phase), level)
 
@@ -118,13 +137,16 @@ class BaseRates:
     ) -> tuple[Floats, Floats]:
         places = np.array([self.names.get(name, -1) for name in names], np.int64)[codes]
         block = np.searchsorted(self.ends_unix_ns, started_unix_ns, side="right")
-        known = places >= 0  # of a place that was not there when this was learned nothing is known
+        known = places >= 0  # nothing is known of a place that was absent when the rates were learned
         counts = np.where(known, self.counts[places, block, phase], 0.0)
         return counts, np.where(known, self.hits[places, block, phase, level], 0.0)
 
 
 def block_ends(located: PhaseExcess) -> Ints:
-    """Blocks of equally many requests, so that a cell holds about ``_CELL``: the start of each but the first."""
+    """Return the start of each block but the first.
+
+    Blocks hold equally many requests, so that a cell holds about ``_CELL``.
+    """
     requests = len(located.started_unix_ns)
     places = max(np.count_nonzero(np.bincount(column)) for column in located.places.T)
     blocks = int(np.clip(requests // (_CELL * places), *_BLOCKS))
@@ -132,12 +154,18 @@ def block_ends(located: PhaseExcess) -> Ints:
 
 
 def growth_level(growth_ns: Floats) -> Ints:
-    """The largest of ``LEVELS_NS`` that each growth reaches; -1: none."""
+    """Return the index of the largest level that each growth reaches; -1: none.
+
+    The levels are ``LEVELS_NS``.
+    """
     return np.searchsorted(LEVELS_NS, growth_ns, side="right") - 1
 
 
 def _quiet(counts: Floats, hits: Floats) -> tuple[Floats, Floats]:
-    """Mean and spread, a level each, of the rates of the quieter cells; 0 where there are no cells."""
+    """Return mean and spread, per level, of the rates of the quieter cells.
+
+    0 where there are no cells.
+    """
     rates = np.sort(hits[counts > 0] / counts[counts > 0, None], axis=0)
     if not len(rates):
         return np.zeros(hits.shape[1]), np.zeros(hits.shape[1])

@@ -1,9 +1,10 @@
-"""What is typical of a period, knowing of no fault: how long each phase takes, with what noise, and how often more than that.
+"""Learn a period's baseline: each phase's usual time, noise and base rates.
 
-By size, chosen by experiment against the emulated fleet's truth (docs/truth.md): the mean over the requests whose time to first
-token lies in the middle half of those with as much prompt to compute. At the host that computes the prompt, better: what would
-have come of the same arrivals (``queue_replay.py``), or, where those are not all known, by how slow it was
-(``host_slowdown.py``).
+It uses no knowledge of any fault.
+By prompt size: the mean over requests whose TTFT lies in the middle half of those with as many tokens to compute. This choice
+comes from experiments against the emulated fleet's truth (docs/truth.md).
+At the host that computes the prompt there is something better: a replay of the same arrivals (``queue_replay.py``), or, where not
+all arrivals are known, how slow the host was (``host_slowdown.py``).
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from handrail_collector.explain.period.queue_replay import QueueReplay
 from handrail_collector.explain.period.request_columns import COMPUTE, QUEUE, Floats, RequestColumns, located, located_on_links
 
 LEAST_REQUESTS: Final = 40
-"""Fewer have nothing that is typical of them."""
+"""Fewest requests that have a baseline."""
 
 WIDE: Final = 0.4
-"""How far from the middle the quantiles are that tell the noise of queues by size: it is in the rare long ones."""
+"""Distance from the median of the quantiles that give the noise of queues by size.
+
+The noise of queues lies in the rare long ones.
+"""
 
 _BANDS: Final = 24
 _LEAST_NOISE_NS: Final = 1e6
@@ -31,26 +35,38 @@ _LEAST_NOISE_NS: Final = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Learned from a period. Of ``backlog`` and ``slowed`` one is there."""
+    """The baseline of a period.
+
+    At most one of ``backlog`` and ``slowed`` is not None.
+    """
 
     tokens: Floats  # middle of each band, ascending
     phases_ns: Floats  # bands x phases
-    noise: Floats  # bands x phases x 2, as ``likeliest.noise_scale``: of what phases take beyond what is expected
+    noise: Floats  # bands x phases x 2, as ``largest_excess.noise_scale``: of phases' excess
     backlog: QueueReplay | None
     slowed: HostSlowdown | None
     at_hosts: BaseRates
     at_links: BaseRates  # of the unattributed time at D alone
 
     def by_size_ns(self, uncached_tokens: Floats) -> Floats:
-        """Requests x phases. Between the bands' middles in proportion; where tokens are unknown, the middle band's."""
+        """Return the expected time by prompt size, requests x phases.
+
+        Linear between the bands' middles; the middle band's where the tokens are unknown.
+        """
         return _by_size_ns(self.tokens, self.phases_ns, uncached_tokens)
 
     def expected_ns(self, requests: RequestColumns) -> Floats:
-        """Requests x phases: by size, and at the host that computed the prompt by what came there or by how slow it was."""
+        """Return the expected time, requests x phases.
+
+        By size; at the host that computed the prompt, by its arrivals or its slowdown.
+        """
         return _expected_ns(self.by_size_ns(requests.uncached_tokens), requests, self.backlog, self.slowed)
 
     def noise_ns(self, requests: RequestColumns) -> Floats:
-        """Of that, requests x phases x 2, as ``likeliest.noise_scale``."""
+        """Return the noise of ``expected_ns``, requests x phases x 2.
+
+        As ``largest_excess.noise_scale``.
+        """
         sides = [_between(self.tokens, side, requests.uncached_tokens) for side in np.moveaxis(self.noise, 2, 0)]
         found = np.stack(sides, axis=2)
         if self.backlog is not None:
@@ -59,13 +75,16 @@ class Baseline:
             found[:, COMPUTE] = np.where(np.isnan(compute), found[:, COMPUTE], compute)
         if self.slowed is not None:
             times = self.slowed.at(requests.computed_at(), requests.started_unix_ns)
-            most = requests.phases_ns[:, QUEUE] / times  # that the queue would have been
+            most = requests.phases_ns[:, QUEUE] / times  # longest possible queue without the slowdown
             less = (1 + UNCERTAIN) * most - self.expected_ns(requests)[:, QUEUE]
             found[:, QUEUE, 0] = np.where(times > 1, np.minimum(less, found[:, QUEUE, 0]), found[:, QUEUE, 0])
         return np.maximum(found, _LEAST_NOISE_NS)
 
     def prior(self, requests: RequestColumns, surplus: Floats) -> Floats:
-        """The chance that each phase took more than it otherwise had: ``surplus``, and of a queue that of the computing there."""
+        """Return the prior probability that each phase grew at all.
+
+        It is ``surplus``; for a queue at a slowed host, the larger of its own and that of the computing there.
+        """
         if self.slowed is None:
             return surplus
         times = self.slowed.at(requests.computed_at(), requests.started_unix_ns)
@@ -75,7 +94,10 @@ class Baseline:
 
 
 def fit(requests: RequestColumns) -> Baseline | None:
-    """What is typical of ``requests``, those with a fault among them; None where they are too few. A sample of many will do."""
+    """Return the baseline of ``requests``; None where they are too few.
+
+    Requests with a fault may be among them. A sample of many is enough.
+    """
     known = np.flatnonzero(np.isfinite(requests.ttft_ns) & np.isfinite(requests.uncached_tokens))
     if len(known) < LEAST_REQUESTS:
         return None
@@ -88,7 +110,7 @@ def fit(requests: RequestColumns) -> Baseline | None:
         middles.append(tokens[usual].mean())
         expected.append(requests.phases_ns[known[usual]].mean(axis=0))
     middle, phases = _merged(np.array(middles), np.array(expected))
-    phases[:, QUEUE] = np.median(phases[:, QUEUE])  # whoever is queued waits for others: what differs by own size is chance
+    phases[:, QUEUE] = np.median(phases[:, QUEUE])  # a queued request waits for others: any difference by its own size is chance
     by_size = _by_size_ns(middle, phases, requests.uncached_tokens)
     ends = block_ends(located(requests, requests.phases_ns[known], known))
     queue, compute = (requests.phases_ns[known, column] for column in (QUEUE, COMPUTE))
@@ -113,7 +135,7 @@ def fit(requests: RequestColumns) -> Baseline | None:
 
 
 def _merged(tokens: Floats, expected: Floats) -> tuple[Floats, Floats]:
-    """Bands of one middle as one: prompts that are all alike make several."""
+    """Merge bands of equal middles; prompts that are all alike make several."""
     middles, places = np.unique(tokens, return_inverse=True)
     return middles, np.stack([expected[places == place].mean(axis=0) for place in range(len(middles))])
 
@@ -125,7 +147,7 @@ def _between(tokens: Floats, values: Floats, uncached_tokens: Floats) -> Floats:
 
 def _by_size_ns(tokens: Floats, phases_ns: Floats, uncached_tokens: Floats) -> Floats:
     found = _between(tokens, phases_ns, uncached_tokens)
-    beyond = np.fmax(0, uncached_tokens - tokens[-1]) / max(1.0, tokens[-1])  # longer than those of any band
+    beyond = np.fmax(0, uncached_tokens - tokens[-1]) / max(1.0, tokens[-1])  # prompts longer than those of any band
     found[:, COMPUTE] *= 1 + beyond
     return found
 

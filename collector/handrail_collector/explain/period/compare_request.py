@@ -1,4 +1,7 @@
-"""One request against those around it, from a store: what the API and the command line add to the request."""
+"""Compare one request with those around it, from a store.
+
+The API and the command line add the result to the request.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from handrail_collector.store.read import StoreReader
 
 
 def compared(reader: StoreReader, row: RequestRow) -> dict[str, Any] | None:
-    """As JSON; None where there is nothing to compare. Raises ``StoreDamagedError``."""
+    """Return the comparison as JSON; None where there is nothing to compare.
+
+    Raises ``StoreDamagedError``.
+    """
     if row.phase_of != "ttft" or row.ttft_token_ns is None:
         return None
     found = around(reader, row)

@@ -1,9 +1,10 @@
-"""What some requests have more of than others: hosts, links, models, outcomes. Pure counting.
+"""Find where cases concentrate: the hosts, links, models and outcomes they share.
 
-*Lift* is a value's share among the requests in question over its share among the others, with an interval. What *stands out* is
-found one after the other: the value that tells the two groups apart best by likelihood (Kulldorff's scan statistic), then the
-best of what is left without its requests, so that a slow link does not accuse both of its hosts. Requests come in bursts, so a
-value has to be clearly more frequent, not only surely.
+Pure counting of cases (the requests in question) against controls.
+*Lift* is a value's share among the cases over its share among the controls, with an interval.
+Values that *stand out* are found one after another: the value that separates the two groups best by likelihood (Kulldorff's scan
+statistic), then the best of the rest without that value's requests. So a slow link does not accuse both of its hosts.
+Requests come in bursts, so a value must be clearly more frequent, not only significantly.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from dataclasses import dataclass
 from math import exp, log, sqrt
 from typing import Final
 
-SIGMAS: Final = 3.3  # of an interval: one of a thousand lies outside
-LEAST_TIMES: Final = 2.0  # how much more frequent the requests in question have to be with the value than without
-LEAST_SHARE: Final = 0.05  # of the requests in question that have the value
+SIGMAS: Final = 3.3  # width of an interval: one of a thousand lies outside
+LEAST_TIMES: Final = 2.0  # least ratio of the cases' rate with the value to that without it
+LEAST_SHARE: Final = 0.05  # least share of the cases with the value
 LEAST_REQUESTS: Final = 5
 MOST: Final = 6  # values that may stand out
 
@@ -26,19 +27,22 @@ DIMENSIONS: Final = (*PLACES, "model", "outcome", "kv_outcome")
 
 @dataclass(frozen=True, slots=True)
 class CaseControlStratum:
-    """Requests alike in every dimension: how many of them are in question and how many are what they are compared with."""
+    """Requests alike in every dimension: how many are cases and how many controls."""
 
-    values: tuple[str | None, ...]  # in the order of DIMENSIONS; None: not known, which is no value
+    values: tuple[str | None, ...]  # in the order of DIMENSIONS; None: unknown, which counts as no value
     cases: int
     controls: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concentration:
-    """One value of one dimension. ``lift``, ``low``, ``high``: None where none of the others have the value.
+    """One value of one dimension, with its shares among cases and controls.
 
-    ``perhaps``: enough requests in question have it, and more often than the interval leaves to chance; for a value that does not
-    stand out this is a hint and no more.
+    ``asked``: cases with the value; ``others``: controls with it.
+    ``lift``, ``low``, ``high``: None where no control has the value.
+    ``perhaps``: enough cases have it, and more often than the interval leaves to chance. For a value that does not stand out this
+    is
+    a hint and no more.
     """
 
     dimension: str
@@ -55,9 +59,10 @@ class Concentration:
 
 
 def contrasts(groups: Sequence[CaseControlStratum], *, telling: bool = True) -> list[Concentration]:
-    """Every value of every dimension that has more than one, those that stand out first, then by how many are in question.
+    """Return every value of each dimension that has more than one.
 
-    Not ``telling``: the two groups hardly differ in what parts them, so that nothing stands out.
+    Values that stand out come first, then those with the most cases.
+    Not ``telling``: cases and controls hardly differ in the measure that separates them, so nothing stands out.
     """
     query, others = sum(g.cases for g in groups), sum(g.controls for g in groups)
     if not query or not others:
@@ -75,7 +80,10 @@ def contrasts(groups: Sequence[CaseControlStratum], *, telling: bool = True) -> 
 
 
 def likelihood(query: int, others: int, all_requested: int, all_others: int) -> float:
-    """By how much (ln) two rates of requests in question, with the value and without, fit better than one; 0 where it is less."""
+    """Return the log-likelihood ratio of two rates of cases over one common rate.
+
+    The two rates are those with and without the value; natural logarithm. 0 where the rate with the value is not higher.
+    """
     inside, outside = query + others, all_requested + all_others - query - others
     left = all_requested - query
     if not inside or not outside or query * outside <= left * inside:
@@ -89,14 +97,14 @@ def likelihood(query: int, others: int, all_requested: int, all_others: int) -> 
 
 
 def _standing(groups: Sequence[CaseControlStratum]) -> list[tuple[str, str]]:
-    """What stands out, the best first."""
+    """Return the values that stand out, best first."""
     found: list[tuple[str, str]] = []
     all_requested = sum(g.cases for g in groups)
     left = list(groups)
     while len(found) < MOST:
         counted = _counts(left)
         query, others = sum(g.cases for g in left), sum(g.controls for g in left)
-        # so large that of this many values one of a thousand periods has one by chance (half of a chi square's quantile)
+        # with this many values, one of a thousand periods reaches it by chance (half of a chi square's quantile)
         least = log(1000 * max(1, len(counted)))
         best = max(
             (
@@ -115,7 +123,10 @@ def _standing(groups: Sequence[CaseControlStratum]) -> list[tuple[str, str]]:
 
 
 def _times(query: int, others: int, all_requested: int, all_others: int) -> float:
-    """How much more frequent with the value than without; half a request is added on either side, so that none is infinite."""
+    """Return the ratio of the cases' rates with the value and without it.
+
+    Half a request is added on either side, so that no ratio is infinite.
+    """
     outside = all_requested + all_others - query - others
     if not outside:
         return 1.0

@@ -1,8 +1,11 @@
-"""How many times as long as typical the prompts of a host took to compute, by blocks of time: what that makes of its queue.
+"""Estimate how much slower than its baseline a host computed, by block of time.
 
-Who waits behind prompts that take twice as long waits twice as long, or longer where the host had been idle meanwhile. So of a
-queue beside slowed computing ``1 - 1 / times`` or more is growth, however long queues are ordinarily. It is for periods whose
-queues cannot be replayed (``queue_replay.py``): a sample knows how slow a host was, not who came there.
+From that follows the expected length of its queue: a request behind prompts that take twice as long waits twice as long, or
+longer
+where the host had been idle meanwhile. So of a queue beside slowed computing ``1 - 1 / times`` or more is growth, however long
+queues usually are.
+It serves periods whose queues cannot be replayed (``queue_replay.py``): a sample shows how slow a host was, not which requests
+arrived there.
 """
 
 from __future__ import annotations
@@ -19,17 +22,23 @@ Ints = NDArray[np.int64]
 Texts = NDArray[Any]  # of str
 
 LEAST_TIMES: Final = 1.3
-"""Less is as typical: prompts vary by what they share their steps with."""
+"""Smallest slowdown that counts.
+
+Prompts vary by what shares their steps.
+"""
 
 UNCERTAIN: Final = 0.3
-"""Noise of the queue as it would have been, of itself."""
+"""Noise of the estimated queue without the slowdown, as a share of it."""
 
 _LEAST_REQUESTS: Final = 20  # in a cell
 
 
 @dataclass(frozen=True, slots=True)
 class HostSlowdown:
-    """``times``: hosts x blocks, 1 where computing was as typical; ``ends_unix_ns`` of the blocks but the last."""
+    """The slowdown of each host and block.
+
+    ``times``: hosts x blocks, 1 where computing was at its baseline; ``ends_unix_ns``: of the blocks but the last.
+    """
 
     hosts: Sequence[str]
     ends_unix_ns: Ints
@@ -47,7 +56,7 @@ class HostSlowdown:
         return cls([str(name) for name in names], ends, np.where(times >= LEAST_TIMES, times, 1.0).reshape(shape))
 
     def at(self, hosts: Texts, started_unix_ns: Ints) -> Floats:
-        """1 at a host that was not there when this was learned."""
+        """Return the slowdown at each place and time; 1 at an unknown host."""
         known = {name: place for place, name in enumerate(self.hosts)}
         places = np.array([known.get(str(name), -1) for name in hosts], np.int64)
         found = self.times[places, np.searchsorted(self.ends_unix_ns, started_unix_ns, side="right")]

@@ -1,8 +1,9 @@
-"""How likely each of several growths is the largest, where each is known but for noise and may be no growth at all. Pure.
+"""Compute the probability that each of several phases' growths is the largest.
 
-A growth is what a phase took beyond what it is expected to have taken otherwise, and that expectation has noise; or the phase was
-not touched at all, and took what it would have taken anyway. The chance of being touched is the attributable fraction
-(``period/base_rate.py``). Of independent growths the chance that one is the largest is an integral, taken at a few quantiles.
+A growth is a phase's time beyond its expectation, and that expectation has noise. The phase may also be untouched, with the time
+that it would have taken anyway. The prior probability of being touched is the attributable fraction (``period/base_rate.py``).
+For independent growths the probability that one is the largest is an integral, computed at a few quantiles.
+Pure.
 """
 
 from __future__ import annotations
@@ -16,28 +17,37 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 CANDIDATES: Final = 4
-"""The largest growths, weighed, that are compared; the rest are too small to matter."""
+"""Number of growths, the largest by weight, that are compared.
+
+The rest are too small to matter.
+"""
 
 _QUANTILES: Final = 15
-_SCALE: Final = 0.86  # of a normal distribution's deviation, so that both have their middle three fifths alike
+_SCALE: Final = 0.86  # scale to a normal distribution: both have the same middle three fifths
 
 
 def _below(value: Floats) -> Floats:
-    """Student's distribution of three degrees: noise has longer tails than a normal one (a prompt shared its step, or not)."""
+    """Student's cumulative distribution with three degrees of freedom.
+
+    Noise has longer tails than a normal distribution (a prompt shared its step, or not).
+    """
     scaled = value / (3**0.5 * _SCALE)
     found: Floats = 0.5 + (scaled / (1 + scaled**2) + np.arctan(scaled)) / np.pi
     return found
 
 
 _GRID: Final = np.linspace(-20.0, 20.0, 8001, dtype=np.float64)
-_POINTS: Final = np.interp((np.arange(_QUANTILES) + 0.5) / _QUANTILES, _below(_GRID), _GRID)  # middles of parts equally likely
+_POINTS: Final = np.interp((np.arange(_QUANTILES) + 0.5) / _QUANTILES, _below(_GRID), _GRID)  # middles of equally likely parts
 
 
 def noise_scale(differences: Floats, reach: float = 0.3) -> Floats:
-    """The noise of growths (times x anything) whose expectation times ordinarily differ from by these: anything x 2.
+    """Return the noise of growths from their usual differences to the expectation.
 
-    By how much a growth may be less than it seems, and by how much more: as deviations, told by the quantiles ``reach`` above and
-    below the middle. Queues are short as a rule and now and then very long, so the two are not alike.
+    ``differences``: times x anything. Returns anything x 2: by how much a growth may be smaller than it seems, and by how much
+    larger.
+    Both are standard deviations, from the quantiles ``reach`` above and below the median. Queues are mostly short and sometimes
+    very
+    long, so the two differ.
     """
     low, middle, high = np.quantile(differences, (0.5 - reach, 0.5, 0.5 + reach), axis=0)
     found: Floats = np.stack([high - middle, middle - low], axis=-1) / np.interp(0.5 + reach, _below(_GRID), _GRID)
@@ -45,8 +55,13 @@ def noise_scale(differences: Floats, reach: float = 0.3) -> Floats:
 
 
 def probability_of_largest(growth_ns: Floats, noise_ns: Floats, touched: Floats) -> tuple[Ints, Floats, Floats]:
-    """Requests x phases, ``noise_ns`` x 2 (``noise_scale``). The phases that may be the largest and each one's chance, requests x
-    candidates, likeliest first: they sum to 1, or are 0 where nothing grew. Last the chance that anything grew at all."""
+    """Return the phases that may have grown most, and their probabilities.
+
+    Inputs: requests x phases; ``noise_ns`` x 2 (``noise_scale``).
+    Returns the phases and each one's probability, requests x candidates, likeliest first; the probabilities sum to 1, or are 0
+    where
+    nothing grew. The last value is the probability that anything grew at all.
+    """
     phases = np.argsort(-np.maximum(growth_ns, 0.0) * touched, axis=1, kind="stable")[:, :CANDIDATES]
     growth, touch = (np.take_along_axis(values, phases, axis=1) for values in (growth_ns, touched))
     noise = np.take_along_axis(noise_ns, phases[:, :, None], axis=1)

@@ -1,4 +1,7 @@
-"""From what size on a difference is worth telling: statistics alone find tenths of a millisecond among enough requests. Pure."""
+"""Define the smallest difference worth a report.
+
+Statistics alone find tenths of a millisecond among enough requests. Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,5 +14,8 @@ LEAST_LONGER_NS: Final = {Measure.TTFT: 50_000_000, Measure.GAP: 20_000_000}
 
 
 def much_longer(measure: Measure, slow_from_ns: int, usual_mean_ns: int) -> bool:
-    """Whether even the shortest of the slowest took longer than usual by both: that many times, and that much."""
+    """Whether even the shortest of the slowest is much longer than usual.
+
+    Much: by both ``TIMES_LONGER`` and ``LEAST_LONGER_NS``.
+    """
     return slow_from_ns >= TIMES_LONGER * usual_mean_ns and slow_from_ns - usual_mean_ns >= LEAST_LONGER_NS[measure]

@@ -1,4 +1,7 @@
-"""Which period is to be explained. Light: what answers it (``answer.py``) brings Ibis and numpy."""
+"""Define which period to explain.
+
+Cheap to import: ``answer.py``, which answers it, loads Ibis and numpy.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,16 @@ from dataclasses import dataclass
 from typing import Final
 
 DEFAULT_NS: Final = 3_600_000_000_000
-"""Without ``since``: the hour before ``until``."""
+"""Length of the period without ``since``: the hour before ``until``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """``until_unix_ns`` None: now, or just after the latest request where that is an hour ago. ``fast``: the first answer."""
+    """The period, scope and model to explain.
+
+    ``until_unix_ns`` None: now, or just after the latest request where that is an hour ago. ``fast``: the approximate first
+    answer.
+    """
 
     since_unix_ns: int | None = None
     until_unix_ns: int | None = None
@@ -20,6 +27,6 @@ class Question:
     fast: bool = False
 
     def validate(self) -> list[str]:
-        """What is wrong with it, in words; empty when it is fine."""
+        """Return what is wrong with it, as text; empty when it is valid."""
         since, until = self.since_unix_ns, self.until_unix_ns
         return ["since: not before until"] if since is not None and until is not None and since >= until else []

@@ -1,11 +1,14 @@
-"""What a prompt would have waited and computed at its prefill host, by the prompts that came there before and after it.
+"""Replay a prefill host's arrivals: how long each prompt should wait and compute.
 
-Whether there is a fault or not, they came; so what a host would have done with them otherwise can be replayed. A prefill engine
-takes prompts in the order they come, so many tokens of them a step, several prompts together where they fit (vLLM and SGLang with
-chunked prefill; a budget of a few tokens is one prompt after the other). Each takes what is typical of its size alone. The
-budget, which no span tells, is the one that fits the period best, and so is the part of its typical time that a prompt keeps a
-host from others (less than all where a host has several engines). Where the best does not tell queues well, no replay is used:
-engines that are not first come first served, or a thinned sample.
+The arrivals are the same with or without a fault, so a host's normal handling of them can be replayed.
+The model: a prefill engine takes prompts in order of arrival, a fixed number of tokens a step, several prompts together where
+they
+fit (vLLM and SGLang with chunked prefill; a budget of a few tokens means one prompt after another). Each prompt takes what is
+typical of its size alone.
+No span holds the budget: the one that fits the period best is used. The same holds for the share of its typical time for which a
+prompt blocks its host (less than all where a host has several engines).
+Where the best fit does not predict queues well, no replay is used: the engines are not first come first served, or the sample is
+thinned.
 """
 
 from __future__ import annotations
@@ -25,41 +28,50 @@ Bools = NDArray[np.bool_]
 Texts = NDArray[Any]  # of str
 
 BUDGETS: Final = (256, 1024, 2048, 4096, 8192, 16384)
-"""Tokens a step, as they are usually configured."""
+"""Tokens a step, as usually configured."""
 
 SHARES: Final = (1.0, 0.9, 0.8, 0.7, 0.5, 0.25, 0.125)
-"""Of a prompt's typical time, how much it may keep its host from others."""
+"""Share of a prompt's typical time for which it may block its host."""
 
 ATTENTION: Final = (0.0, 2e-6, 5e-6, 1e-5, 2e-5, 4e-5, 1e-4)
-"""How much more a token may take for each one before it."""
+"""How much more a token may cost for each token before it."""
 
 ALONE: Final = 0.12
-"""The part of prompts of a size that are quicker than is typical of one that is computed alone in its steps."""
+"""Share of prompts of a size that are faster than one computed alone in its steps."""
 
 MIN_IMPROVEMENT: Final = 0.85
-"""A replay is used where queues are off what it says by less than this part of what they are off any one figure."""
+"""Largest relative error of a usable replay.
+
+Relative to the error of the better constant: none, or the median queue.
+"""
 
 _FITTED: Final = 2000  # visits that a fit looks at
-_ALIKE: Final = 0.05  # of a typical prompt's time: less is no difference
+_ALIKE: Final = 0.05  # share of a typical prompt's time below which times count as equal
 _BAND: Final = 40
 _BANDS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Of prompts to the hosts that computed them. ``tokens``: to compute, beside those ``cached``."""
+    """Arrivals of prompts at the hosts that computed them.
+
+    ``tokens``: to compute; ``cached``: found in the cache.
+    """
 
     hosts: Texts
     queued_ns: Floats  # from any one origin
     tokens: Floats
     cached: Floats
-    moved: Bools  # came here since another host had refused it
+    moved: Bools  # came here because another host had refused it
 
     def at(self, chosen: Ints | Bools) -> Arrivals:
         return Arrivals(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def unmoved(self, names: Collection[str]) -> Arrivals:
-        """As they would have been if no host had refused any: of two hosts it was the other one, of more it is not known."""
+        """Return the arrivals as if no host had refused any.
+
+        With two hosts it was the other one; with more, the host is unknown.
+        """
         hosts = np.where(self.moved, "", self.hosts)
         if len(names) == 2:
             one, two = names
@@ -70,17 +82,20 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What is typical where a replay says ``told_ns``, ascending: by how much that differs, and with what noise."""
+    """The typical difference between replay and measurement, with its noise.
+
+    By the replay's prediction, ``predicted_ns``, ascending.
+    """
 
     predicted_ns: Floats
     more_ns: Floats
-    spread_ns: Floats  # x 2, of ``likeliest.noise_scale``
+    spread_ns: Floats  # x 2, as ``largest_excess.noise_scale``
 
     @classmethod
     def fit(cls, reported_ns: Floats, took_ns: Floats) -> Calibration:
-        """Bands of equally many: the mean of each band's middle half, and its noise.
+        """Learn from bands of equally many requests: mean of the middle half, and noise.
 
-        Of neighbouring bands the median counts, since one whose requests are mostly a fault's does not say what is typical.
+        The median of neighbouring bands counts, because a band with mostly faulty requests does not show what is typical.
         """
         found, more = [], took_ns - reported_ns
         for band in np.array_split(np.argsort(reported_ns, kind="stable"), max(1, min(_BANDS, len(reported_ns) // _BAND))):
@@ -93,16 +108,19 @@ class Calibration:
         return cls(middles, smooth[:, 0], smooth[:, 1:])
 
     def expected_ns(self, reported_ns: Floats) -> Floats:
-        """Never less than nothing."""
+        """Return the calibrated prediction, at least 0."""
         return np.maximum(0.0, reported_ns + np.interp(reported_ns, self.predicted_ns, self.more_ns))
 
     def noise_ns(self, reported_ns: Floats) -> Floats:
-        """x 2, as ``likeliest.noise_scale``."""
+        """Return the noise, x 2, as ``largest_excess.noise_scale``."""
         return np.stack([np.interp(reported_ns, self.predicted_ns, side) for side in self.spread_ns.T], axis=1)
 
 
 def _median_of_neighbours(values: Floats) -> Floats:
-    """Of each row with the nearest four; at the ends those are on one side."""
+    """Return the median of each row and its nearest four.
+
+    At the ends all neighbours are on one side.
+    """
     count = len(values)
     first = np.clip(np.arange(count) - 2, 0, max(0, count - 5))
     return np.stack([np.median(values[one : one + 5], axis=0) for one in first])
@@ -110,7 +128,7 @@ def _median_of_neighbours(values: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Visits to one host in order, and what each would have taken."""
+    """The visits to one host in order, with the replayed time of each."""
 
     queued_ns: Floats
     queue_ns: Floats
@@ -119,16 +137,22 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class QueueReplay:
-    """``queue``, ``compute``: what is typically taken, by what the replay says."""
+    """A fitted replay of the period's prefill hosts.
+
+    ``queue``, ``compute``: the calibration of the replay's times.
+    """
 
     hosts: Mapping[str, Replayed]
     queue: Calibration
     compute: Calibration
-    moved_ns: Floats  # noise of the queue of one that nobody knows where it would have been
+    moved_ns: Floats  # noise of the queue of a moved prompt whose first host is unknown
 
     @classmethod
     def fit(cls, visits: Arrivals, queue_ns: Floats, compute_ns: Floats) -> QueueReplay | None:
-        """From visits in any order and what they took; None: a replay does not tell."""
+        """Fit a replay to visits, in any order, and their measured times.
+
+        None where a replay does not predict the queues.
+        """
         visits = visits.unmoved([str(name) for name in np.unique(visits.hosts.astype(str)) if name])
         counted = np.flatnonzero(visits.hosts != "")
         first = counted[np.argsort(visits.queued_ns[counted], kind="stable")][:_FITTED]
@@ -150,12 +174,12 @@ class QueueReplay:
         )
 
     def expected_ns(self, visits: Arrivals) -> tuple[Floats, Floats]:
-        """Queue and compute of each; NaN for a visit that was not among those learned from."""
+        """Return queue and compute time of each visit; NaN for an unknown visit."""
         queue, compute = _found(self.hosts, visits.unmoved(self.hosts))
         return self.queue.expected_ns(queue), self.compute.expected_ns(compute)
 
     def noise_ns(self, visits: Arrivals) -> tuple[Floats, Floats]:
-        """Of those, x 2 as ``likeliest.noise_scale``."""
+        """Return the noise of both, x 2, as ``largest_excess.noise_scale``."""
         queue, compute = _found(self.hosts, visits.unmoved(self.hosts))
         return self.queue.noise_ns(queue), self.compute.noise_ns(compute)
 
@@ -168,7 +192,10 @@ class _QueueFit:
     compute_ns: Floats
 
     def best(self) -> tuple[int, float]:
-        """Budget and share: the budget that fits best where a prompt keeps its host for all of its time, then the share."""
+        """Return the budget and share that fit best.
+
+        First the budget, while a prompt blocks its host for all of its time; then the share.
+        """
         budget = min(BUDGETS, key=lambda budget: self._all_off(budget, SHARES[0]))
         return budget, min(SHARES, key=lambda share: self._all_off(budget, share))
 
@@ -176,11 +203,14 @@ class _QueueFit:
         return self.off(self.queue_ns - self._replayed(budget, share)[0])
 
     def queues_off_constant(self) -> float:
-        """Without any replay: of none, or of the median."""
+        """Return the error without a replay: against 0 or against the median."""
         return min(self.off(self.queue_ns), self.off(self.queue_ns - np.median(self.queue_ns)))
 
     def off(self, differences: Floats) -> float:
-        """How far off, by Cauchy's likelihood: twice as far is little worse, so that what a fault made long decides nothing."""
+        """Return the error, by Cauchy's likelihood.
+
+        Twice the error is little worse, so times that a fault made long do not decide the fit.
+        """
         alike = max(1.0, _ALIKE * float(np.median(self.compute_ns)))
         return float(np.log1p((differences / alike) ** 2).mean())
 
@@ -193,7 +223,10 @@ class _QueueFit:
 
 
 def replay(visits: Arrivals, alone_ns: Floats, budget: int, share: float) -> dict[str, Replayed]:
-    """What would have become of ``visits``, by host; ``budget`` in tokens a step. A visit told twice counts once."""
+    """Return the replayed times of ``visits``, by host.
+
+    ``budget`` in tokens a step. A repeated visit counts once.
+    """
     found = {}
     for name in np.unique(visits.hosts.astype(str)):
         here = np.flatnonzero(visits.hosts == name)
@@ -205,7 +238,7 @@ def replay(visits: Arrivals, alone_ns: Floats, budget: int, share: float) -> dic
 
 
 def _steps(queued: list[float], tokens: list[float], token_ns: list[float], budget: float) -> tuple[list[float], list[float]]:
-    """Waiting and computing times of prompts in order of arrival, a step at a time."""
+    """Return waiting and computing times of prompts in order of arrival, step by step."""
     count = len(queued)
     queue, compute = [0.0] * count, [0.0] * count
     left, running = list(tokens), list[int]()
@@ -219,7 +252,7 @@ def _steps(queued: list[float], tokens: list[float], token_ns: list[float], budg
             running.append(following)
             following += 1
         whole = (left[running[0]] - 1) // budget * budget
-        if whole:  # steps that are the first one's alone, in which nobody else is taken up
+        if whole:  # steps of the first prompt alone, with no room for another
             left[running[0]] -= whole
             wanted -= whole
             now += whole * token_ns[running[0]]
@@ -241,8 +274,10 @@ def _steps(queued: list[float], tokens: list[float], token_ns: list[float], budg
 
 
 def _alone_ns(visits: Arrivals, compute_ns: Floats) -> Floats:
-    """What the prompt of each takes alone: as little as few of its size do. A token weighs more the more stand before it,
-    by as much as makes prompts of one size most alike."""
+    """Return the time of each prompt alone: a low quantile of its size.
+
+    A token costs more the more tokens are before it, by the weight that makes prompts of one size most alike.
+    """
     found: list[tuple[float, Floats]] = []
     for weight in ATTENTION:
         size = np.maximum(1.0, visits.tokens * (1 + weight * (visits.cached + visits.tokens / 2)))

@@ -1,8 +1,7 @@
-"""The explanation of a period, by scope: how long the first token and the gaps took, and what the slowest 1 % have more of.
+"""Explain a period, by scope: TTFT, gaps, and what the slowest 1 % have in common.
 
-A pure function of what ``queries/period.py`` found. Figures of different scope never mix. Where nothing stands out, or where
-there are
-too few requests to say, that is the answer.
+A pure function of the result of ``queries/period.py``. Figures of different scope never mix.
+Where nothing stands out, or where there are too few requests, that is the answer.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ NOT_FAILED: Final = frozenset(
         Outcome.UNKNOWN.value,
     }
 )
-"""Outcomes that are no failure of the server's, or not known to be one."""
+"""Outcomes that are no failure of the server, or not known to be one."""
 
 NEEDED: Final = ceil(LEAST_SLOW / (1 - SLOW_RANK) - 1e-6)
-"""Requests with a first token from which on the slowest 1 % are enough to speak of."""
+"""Fewest requests with a first token for a statement on the slowest 1 %."""
 
 
 class TailVerdict(str, Enum):
-    """What can be said of the slowest 1 %."""
+    """What can be concluded about the slowest 1 %."""
 
     STANDS_OUT = "stands_out"  # they are much longer, and some have a cause or concentrate somewhere
     NOTHING = "nothing_stands_out"
@@ -51,10 +50,11 @@ class TailVerdict(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """The slowest 1 % of a measure against the middle half. ``longer_ns``: how much longer they took on average.
+    """The slowest 1 % of a measure against the middle half.
 
-    ``placed``: how many of them have a host. ``unattributed_share``: of that difference, what no evidence explains. ``phases``
-    and ``causes`` only for ``ttft``; ``causes`` only in the exact answer, and only where they are much longer.
+    ``longer_ns``: how much longer they took on average. ``placed``: how many of them have a host.
+    ``unattributed_share``: the share of that difference that no evidence explains.
+    ``phases`` and ``causes`` only for ``ttft``; ``causes`` only in the exact answer, and only where they are much longer.
     """
 
     measure: Measure
@@ -79,23 +79,26 @@ class Tail:
 
     @property
     def much_longer(self) -> bool:
-        """Whether they took so much longer that it is worth asking why."""
+        """Whether they took enough longer to look for a cause."""
         return much_longer(self.measure, self.from_ns, self.usual_mean_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """Requests that failed, by outcome, and what they have more of than the others."""
+    """Requests that failed, by outcome, and where they concentrate."""
 
     requests: int
     by_outcome: Mapping[str, int]
-    by_kv_outcome: Mapping[str, int]  # of every request: those that are no plain success
+    by_kv_outcome: Mapping[str, int]  # of all requests, without plain successes
     contrasts: tuple[Concentration, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeAnswer:
-    """One scope. ``timed``: requests with a time to first token and phases; ``complete``: with evidence of every process."""
+    """The explanation of one scope.
+
+    ``timed``: requests with a TTFT and phases; ``complete``: requests with evidence of every process on their path.
+    """
 
     scope: str
     requests: int
@@ -113,7 +116,11 @@ class ScopeAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeriodAnswer:
-    """``exact``: times to first token are; else within ``ttft_error``. Gap percentiles are always within 1 % (sketches)."""
+    """The explanation of a period.
+
+    ``exact``: TTFT percentiles are exact; otherwise they are within ``ttft_error``. Gap percentiles are always within 1 %
+    (sketches).
+    """
 
     since_unix_ns: int
     until_unix_ns: int
@@ -125,7 +132,7 @@ class PeriodAnswer:
 
 
 def explain(period_data: PeriodData) -> PeriodAnswer:
-    """The explanation of what was asked."""
+    """Return the explanation of the period."""
     assert period_data.of.since_unix_ns is not None
     assert period_data.of.until_unix_ns is not None
     scopes = sorted(set(period_data.ttft_cells["scope"].to_pylist()), key=_scope_order)
@@ -174,7 +181,7 @@ def _scope(period_data: PeriodData, scope: str) -> ScopeAnswer:
 
 
 def _quantiles(cells: pa.Table) -> Quantiles | None:
-    """From the bins: the middle of the one that each rank lies in."""
+    """Return quantiles from the bins: the middle of the bin of each rank."""
     counts: dict[int, int] = {}
     for place, requests in zip(cells["bin"].to_pylist(), cells["timed"].to_pylist(), strict=True):
         if place is not None:
@@ -239,7 +246,7 @@ def _tail(measure: Measure, cells: pa.Table, quantiles: Quantiles | None, looked
 
 
 def _in_parts(cells: pa.Table, quantiles: Quantiles) -> pa.Table:
-    """With the column ``part``, which by bins is as good as they are."""
+    """Return the cells with the column ``part``, as precise as the bins are."""
     if "part" in cells.column_names:
         return cells
     low, high, slow = (
@@ -275,7 +282,7 @@ def _groups(query: pa.Table, others: pa.Table) -> list[CaseControlStratum]:
 def _failures(cells: pa.Table) -> Failures:
     failed = pc.invert(pc.is_in(cells["outcome"], value_set=pa.array(sorted(NOT_FAILED))))
     query, others = cells.filter(failed), cells.filter(pc.invert(failed))
-    # An outcome is what was asked, not what explains it.
+    # the outcome defines the cases, so it cannot explain them
     groups = [
         CaseControlStratum((*group.values[:4], None, group.values[5]), group.cases, group.controls)
         for group in _groups(query, others)
@@ -308,5 +315,5 @@ def _mean(cells: pa.Table) -> int:
 
 
 def standing(found: Iterable[Concentration]) -> list[Concentration]:
-    """Those that stand out, the clearest first."""
+    """Return the values that stand out, clearest first."""
     return [contrast for contrast in found if contrast.stands_out]

@@ -1,4 +1,4 @@
-"""Requests by column: what explaining many of them at once, or one among many, is computed from."""
+"""Hold requests by column, for explanations of many at once or of one among many."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ _ADMISSIONS: Final = [PHASES.index(p) for p in (Phase.PREFILL_ADMISSION, Phase.D
 _AT_PREFILL: Final = [PHASES.index(p) for p in PHASES if p.value.startswith("prefill_") and p is not Phase.PREFILL_HOPS]
 _ON_PATH: Final = [PHASES.index(p) for p in (Phase.ROUTER_AND_HOPS, Phase.ROUTER, Phase.PREFILL_HOPS, Phase.DECODE_HOPS)]
 _ON_LINK: Final = [PHASES.index(p) for p in (Phase.KV_HANDSHAKE, Phase.KV_TRANSFER)]
-_ORIGIN_UNIX_NS: Final = 1_600_000_000_000_000_000  # so that a float tells a fraction of a microsecond
+_ORIGIN_UNIX_NS: Final = 1_600_000_000_000_000_000  # so that a float resolves a fraction of a microsecond
 
 
 @dataclass(frozen=True, slots=True)
 class RequestColumns:
     """Requests by column, all of one length.
 
-    ``ttft_ns`` and ``uncached_tokens`` (of the prompt, less the ``cached_tokens`` found in P's cache) are NaN where unknown;
-    ``phases_ns`` has a column for each of ``PHASES``, 0 where a request lacks it; hosts go by their process where nobody named
-    them, "" where that is unknown too; ``rest_at``: the process that most of its ``unattributed`` time lies in (a value of
-    ``Place``), or ""; ``moved``: another host had refused its prompt before.
+    ``ttft_ns`` and ``uncached_tokens`` (of the prompt, less the ``cached_tokens`` found in P's cache) are NaN where unknown.
+    ``phases_ns`` has a column for each of ``PHASES``, 0 where a request lacks it.
+    A host without a name goes by its process; "" where that is unknown too.
+    ``rest_at``: the process that most of its ``unattributed`` time lies in (a value of ``Place``), or "".
+    ``moved``: another host had refused its prompt before.
     """
 
     started_unix_ns: Ints
@@ -57,19 +58,22 @@ class RequestColumns:
         return len(self.ttft_ns)
 
     def visits(self) -> Arrivals:
-        """To the hosts that computed the prompts. When one was queued is by the clock that saw it start, less the way there."""
+        """Return the arrivals at the hosts that computed the prompts.
+
+        The time of queueing is by the clock of the request's start, without the time between the hosts.
+        """
         elsewhere = (self.prefill_host != "") & (self.prefill_host != self.decode_host)
         admitted = np.where(elsewhere, *self.phases_ns[:, _ADMISSIONS].T)
         since = (self.started_unix_ns - _ORIGIN_UNIX_NS).astype(np.float64)
         return Arrivals(self.computed_at(), since + admitted, self.uncached_tokens, self.cached_tokens, self.moved)
 
     def computed_at(self) -> Texts:
-        """The host that computed each prompt."""
+        """Return the host that computed each prompt."""
         return np.where(self.prefill_host == "", self.decode_host, self.prefill_host)
 
 
 def requests_of(rows: Sequence[RequestRow]) -> RequestColumns:
-    """The columns of ``rows``."""
+    """Return the columns of ``rows``."""
     phases = np.zeros((len(rows), len(PHASES)))
     index = {phase.value: place for place, phase in enumerate(PHASES)}
     for number, row in enumerate(rows):
@@ -95,7 +99,10 @@ def _rest_at(row: RequestRow) -> str:
 
 
 def located(requests: RequestColumns, growth_ns: Floats, chosen: Ints) -> PhaseExcess:
-    """Each phase at its host; on the way between hosts at the router; what moves KV from P to D on their link."""
+    """Place each phase at its host, the router, or a link.
+
+    Time between hosts is at the router; phases that move KV from P to D are on their link.
+    """
     prefill, decode = requests.computed_at()[chosen], requests.decode_host[chosen]
     links = links_of(prefill, decode)
     links = np.where(links == "", decode, links)
@@ -112,7 +119,7 @@ def located(requests: RequestColumns, growth_ns: Floats, chosen: Ints) -> PhaseE
 
 
 def located_on_links(requests: RequestColumns, growth_ns: Floats, chosen: Ints) -> PhaseExcess:
-    """The unattributed time at D, at the link that the KV came over."""
+    """Place the unattributed time at D on the link that the KV came over."""
     links = links_of(requests.prefill_host[chosen], requests.decode_host[chosen])
     names, codes = np.unique(links.astype(str), return_inverse=True)
     growth = growth_ns[:, [UNATTRIBUTED]]

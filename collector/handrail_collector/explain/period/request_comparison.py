@@ -1,4 +1,7 @@
-"""Whether one request was slow for its size, and which phase grew where: by the requests around it."""
+"""Decide whether one request was slow for its size, and which phase grew where.
+
+It is compared with the requests around it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from handrail_collector.rows import RequestRow
 
 
 class RequestVerdict(str, Enum):
-    """What can be said of the request's time to first token."""
+    """What can be concluded about the request's TTFT."""
 
     SLOW = "slow"
     USUAL = "usual"
@@ -22,11 +25,13 @@ class RequestVerdict(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineComparison:
-    """One request against the ``compared`` ones of its scope and model that began in that time.
+    """One request against the ``compared`` ones of its scope and model in that time.
 
-    ``usual_ttft_ns``: typical of prompts with as many tokens to compute. ``phase``: what grew most, likely enough to be
-    the answer, by ``excess_ns`` at ``place`` (a host, a link ``P>D``, "router", or ""); None: none did, or those
-    in ``alike`` may have grown most. ``standing``: such growths are much more frequent there and then than elsewhere.
+    ``usual_ttft_ns``: typical of prompts with as many tokens to compute.
+    ``phase``: the phase that likely grew most, by ``excess_ns`` at ``place`` (a host, a link ``P>D``, "router", or ""). None:
+    none
+    grew, or one of those in ``alike`` may have grown most.
+    ``standing``: such growths are much more frequent at that place and time than elsewhere.
     """
 
     verdict: RequestVerdict
@@ -46,7 +51,10 @@ class BaselineComparison:
 
 
 def against(row: RequestRow, others: RequestColumns, since_unix_ns: int, until_unix_ns: int) -> BaselineComparison | None:
-    """None for a request whose phases do not sum to a time to first token: there is nothing to compare."""
+    """Compare ``row`` with ``others``.
+
+    None for a request whose phases do not sum to a TTFT: there is nothing to compare.
+    """
     if row.phase_of != "ttft" or row.ttft_token_ns is None:
         return None
     typical = fit(others)
@@ -73,5 +81,5 @@ def against(row: RequestRow, others: RequestColumns, since_unix_ns: int, until_u
 
 
 def to_json(found: BaselineComparison | None) -> dict[str, Any] | None:
-    """As docs/http-api.md has it."""
+    """Return the comparison as docs/http-api.md defines it."""
     return None if found is None else asdict(found) | {"verdict": found.verdict.value}

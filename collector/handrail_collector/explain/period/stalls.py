@@ -1,4 +1,7 @@
-"""Why the streams of a period stood still: shares of causes, and of the longest gaps alone. Pure."""
+"""Summarise why the streams of a period stalled: each cause's share.
+
+The shares are of all stalls, and of those among the longest gaps. Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ import pyarrow.compute as pc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseShare:
-    """One cause. ``share``: of the stalls; ``longest_share``: of those among the longest gaps, None where there is none.
+    """One cause of stalls.
 
-    ``events``: times in which streams of one host stood still for it; ``every_ns``: from one to the next at the host that has
-    most. ``lift``: as usual there (median). ``host``: the one with most of them, and ``host_share`` its part.
+    ``share``: of the stalls; ``longest_share``: of those among the longest gaps, None where there is none.
+    ``events``: times in which streams of one host stalled for it; ``every_ns``: from one event to the next at the host with most.
+    ``lift``: the median there. ``host``: the host with most of these stalls; ``host_share``: its share of them.
     """
 
     cause: str
@@ -33,7 +37,7 @@ class CauseShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalling:
-    """All stalls of a scope that were told one by one: the longest of each stream."""
+    """All stalls of a scope that were reported singly: the longest of each stream."""
 
     stalls: int
     gap_ns: int
@@ -42,7 +46,7 @@ class Stalling:
 
 
 def stalling(counts: pa.Table) -> Stalling | None:
-    """Of one scope's rows of ``store.stall_counts``; None where no stream stood still."""
+    """Summarise one scope's rows of ``store.stall_counts``; None without stalls."""
     if not counts.num_rows:
         return None
     stalls, longest = _sum(counts, "stalls"), _sum(counts, "longest")

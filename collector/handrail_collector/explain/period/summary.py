@@ -1,4 +1,7 @@
-"""The explanation of a period in a few plain sentences, for a person who was woken by it; and the whole as JSON. Pure."""
+"""Write the explanation of a period as a few plain sentences, and as JSON.
+
+The sentences are for an engineer on call. Pure.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ WHERE: Final = {
 
 
 def summary(scope: ScopeAnswer) -> list[str]:
-    """What a scope comes to, most important first."""
+    """Return the sentences of a scope, most important first."""
     times, failed = [*_ttft(scope), *_gaps(scope), *_stalls(scope)], _failed(scope)
     lines = [*failed, *times] if mostly_failed(scope) else [*times, *failed]
     if scope.requests and scope.complete < scope.requests:
@@ -39,12 +42,15 @@ def summary(scope: ScopeAnswer) -> list[str]:
 
 
 def mostly_failed(scope: ScopeAnswer) -> bool:
-    """Whether failures are the news: what the others waited for says little beside them."""
+    """Whether failures are the main news.
+
+    Then the waiting time of the other requests is of little interest.
+    """
     return scope.failures.requests > 0 and 2 * scope.failures.requests >= scope.requests
 
 
 def to_json(answer: PeriodAnswer) -> dict[str, Any]:
-    """Every field by its own name, enums by their values, and of each scope its ``summary``."""
+    """Return every field by its name, enums as values, and each scope's ``summary``."""
     plain = asdict(answer)
     for scope, made in zip(plain["scopes"], answer.scopes, strict=True):
         scope["summary"] = summary(made)
@@ -83,7 +89,10 @@ def _ttft(scope: ScopeAnswer) -> list[str]:
 
 
 def _nowhere(tail: Tail) -> str:
-    """Where the slowest were though nothing stands out, as the table below has it."""
+    """Return where the slowest were although nothing stands out.
+
+    It agrees with the table below the sentences.
+    """
     if not tail.much_longer:
         least = format_duration(LEAST_LONGER_NS[tail.measure])
         return f"; that is too little to ask why (from {TIMES_LONGER} times as long and {least} more on it is)"
@@ -122,7 +131,7 @@ def _cause(named: TailCause) -> str:
 
 
 def _spread(tail: Tail) -> list[str]:
-    """Which phases the difference is made of."""
+    """Return which phases make up the difference."""
     grown = [phase for phase in tail.phases if phase.more_ns > 0 and phase.share >= _LITTLE][:_MAX_CAUSES]
     if not grown:
         return []
@@ -167,7 +176,10 @@ def _stalls(scope: ScopeAnswer) -> list[str]:
 
 
 def _at(each: CauseShare) -> str:
-    """In how many events, where one stalls several streams, and where most of them are, if most are."""
+    """Return the number of events and the main host of a cause's stalls.
+
+    Events only where one event stalls several streams; the host only where it has most of the stalls.
+    """
     parts = []
     if each.events < each.stalls:
         every = f", one every {format_duration(each.every_ns)}" if each.every_ns is not None else ""

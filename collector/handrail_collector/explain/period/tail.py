@@ -1,7 +1,7 @@
-"""Why the slowest are slow: by how much each phase grew, which cause each slow request has, where they concentrate. Pure.
+"""Explain the slowest requests: phase growth, each one's cause, concentration.
 
-*Slow* is from the 99th percentile on, *usual* from the first to the third quarter. The phases of both add up to their times to
-the first token, so what the slow waited longer is told whole: by phases, and what no evidence explains by name.
+*Slow* is from the 99th percentile on, *usual* from the first to the third quartile.
+The phases of both sum to their TTFT, so the whole difference is reported: by phase, with the unattributed part by name.
 """
 
 from __future__ import annotations
@@ -27,17 +27,26 @@ from handrail_collector.store.request_columns import may_be
 from handrail_collector.store.schema import UNATTRIBUTED_DECODE, UNATTRIBUTED_PREFILL, phase_column
 
 LEAST_SLOW: Final = 10
-"""Fewer slow requests say nothing about the rest; a hundred times as many requests are needed."""
+"""Fewest slow requests for any conclusion; that needs 100 times as many requests."""
 
 LEAST_SHARE: Final = 0.05
-"""Of the slow requests: a smaller part with one cause is not worth being woken for."""
+"""Smallest share of the slow requests with one cause that is reported.
+
+A smaller part is not worth an alert.
+"""
 
 LEAST_NAMED: Final = 8
-"""Requests with one cause: one burst, or a few of the longest prompts at one host, make as many as six alike in healthy runs."""
+"""Fewest requests with one cause that are named.
+
+In healthy runs one burst, or a few of the longest prompts at one host, make as many as six alike.
+"""
 
 MORE_THAN_ORDINARY: Final = 0.5
-"""Where the slow concentrate at a host, a cause there counts from this part of such growths on that is more than ordinary: the
-longest prompts may all go to one host, and a queue that is as frequent everywhere is no cause of theirs."""
+"""Least attributable fraction of a cause where slow requests concentrate.
+
+At a host where they concentrate, a cause below it does not count: the longest prompts may all go to one host, and a queue that is
+as frequent everywhere is no cause.
+"""
 
 EXAMPLES: Final = 3
 
@@ -47,28 +56,34 @@ _UNATTRIBUTED: Final = phase_column(Phase.UNATTRIBUTED.value)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseMore:
-    """Mean of one phase of usual and of slow requests. ``place``: of ``unattributed``, the process it lies in."""
+    """Mean of one phase in usual and in slow requests.
+
+    ``place``: the process, for ``unattributed``.
+    """
 
     phase: str
     place: str
     usual_ns: int
     slow_ns: int
-    share: float  # of what the slow took longer; negative where the phase was shorter
+    share: float  # of the whole difference; negative where the phase was shorter
 
     @property
     def more_ns(self) -> int:
-        """By how much the slow took longer."""
+        """How much longer the slow ones took."""
         return self.slow_ns - self.usual_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailCause:
-    """Slow requests with one cause: ``phase`` at ``place`` (a host, a link ``P>D``, "router", "" where that is not known).
+    """Slow requests with one cause: ``phase`` at ``place``.
 
-    ``why``: "host_pause" where the engine's process stood still there, else "". ``phases``: those that grew most in these
-    requests, most often first; without a ``why`` that is ``phase`` alone, with one there may be none. ``more_ns``: by how much
-    that phase is longer than typical for prompts of their size, on average, or how long the process stood still. ``may_be``: what
-    ``unattributed`` may hide. ``first_unix_ns``, ``last_unix_ns``: between these started nine in ten of them.
+    ``place``: a host, a link ``P>D``, "router", or "" where unknown.
+    ``why``: "host_pause" where the engine's process paused there, else "".
+    ``phases``: the phases that grew most in these requests, most frequent first. Without ``why`` that is ``phase`` alone; with it
+    there may be none.
+    ``more_ns``: how much longer that phase is than typical for prompts of their size, on average; or how long the process paused.
+    ``may_be``: the phases that ``unattributed`` may hide.
+    ``first_unix_ns``, ``last_unix_ns``: nine in ten of them started between these.
     """
 
     why: str
@@ -87,11 +102,13 @@ class TailCause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailCauses:
-    """What the slow requests say one by one.
+    """The causes of the slow requests, decided one by one.
 
-    ``named``: causes that are more frequent there and then than is ordinary, each of a part worth telling. ``alike``: requests of
-    which two phases grew alike, so that none is named. ``ordinary``: requests without a cause that is out of the ordinary (the
-    longest prompts, bursts), or with one of too few. ``by_size_ns``: mean time that longer prompts account for.
+    ``named``: causes that are more frequent at that place and time than is ordinary, each of a large enough share.
+    ``alike``: requests in which two phases grew alike, so that none is named.
+    ``ordinary``: requests without a cause that is out of the ordinary (the longest prompts, bursts), or with one of too few
+    requests.
+    ``by_size_ns``: mean time that longer prompts account for.
     """
 
     slow: int
@@ -105,7 +122,10 @@ class TailCauses:
 def phases_more(
     usual: Sequence[int], usual_requests: int, slow: Sequence[int], slow_requests: int, names: Sequence[str]
 ) -> list[PhaseMore]:
-    """Means from sums by column (``names``: those of ``cells.PHASE_SUMS``, then the time itself), by what grew most."""
+    """Return mean phases from sums by column, largest growth first.
+
+    ``names``: those of ``cells.PHASE_SUMS``, then the TTFT itself.
+    """
     u, s = _parts(names, usual, usual_requests), _parts(names, slow, slow_requests)
     longer = sum(s.values()) - sum(u.values())
     found = [
@@ -123,7 +143,10 @@ def phases_more(
 
 
 def _parts(names: Sequence[str], sums: Sequence[int], requests: int) -> dict[tuple[str, str], float]:
-    """Mean by phase and place; what the phases leave of the time itself is unattributed on the path."""
+    """Return the mean by phase and place.
+
+    What the phases leave of the TTFT is unattributed on the path.
+    """
     by = dict(zip(names, sums, strict=True))
     total = by.pop("value_sum_ns")
     inside = {Place.PREFILL.value: by.pop(UNATTRIBUTED_PREFILL), Place.DECODE.value: by.pop(UNATTRIBUTED_DECODE)}
@@ -135,11 +158,12 @@ def _parts(names: Sequence[str], sums: Sequence[int], requests: int) -> dict[tup
 
 
 def causing(rows: pa.Table, places: Sequence[Concentration]) -> TailCauses | None:
-    """The causes of the slow ones among ``rows`` (``cells.looked_at`` of one scope); None where too few tell what is typical.
+    """Return the causes of the slow requests; None where too few give a baseline.
 
-    A slow request has a cause out of the ordinary where such growths are more frequent there and then (``attribution.py``), or
-    where
-    it is at one of ``places``, hosts and links that slow requests concentrate at for the whole period.
+    ``rows``: ``cells.looked_at`` of one scope.
+    A slow request has a cause out of the ordinary where such growths are more frequent at that place and time
+    (``attribution.py``), or
+    where it is at one of ``places``: hosts and links where slow requests concentrate for the whole period.
     """
     sampled, slow = rows.filter(rows["sampled"]), rows.filter(rows["slow"])
     typical = fit(requests_in(sampled))
@@ -184,9 +208,9 @@ def causing(rows: pa.Table, places: Sequence[Concentration]) -> TailCauses | Non
 
 
 def _concentrated(slow: pa.Table, found: Attribution, places: Sequence[Concentration]) -> tuple[Any, Any]:
-    """Where the leading phase of each is, and whether requests that are slow by it concentrate there.
+    """Return each leading phase's place, and which requests concentrate there.
 
-    Of a host that one phase made slow, requests that are slow by another are as ordinary as elsewhere.
+    They are slow by that phase. At a host that one phase made slow, requests slow by another phase are as ordinary as elsewhere.
     """
     hosts = {name: _texts(slow[name]) for name in ("prefill_host", "decode_host")}
     values = hosts | {"link": hosts["prefill_host"] + ">" + hosts["decode_host"]}
@@ -205,7 +229,7 @@ def _concentrated(slow: pa.Table, found: Attribution, places: Sequence[Concentra
 
 
 def _usual_share(contrast: Concentration) -> float:
-    """The share of the usual requests with the value, kept off 0 and 1."""
+    """Return the share of the usual requests with the value, kept off 0 and 1."""
     return min(0.99, max(0.01, contrast.others_share))
 
 
@@ -268,7 +292,7 @@ def _hidden(shapes: Iterable[str], process: str) -> tuple[str, ...]:
 
 
 def _middle(values: Any, at: Any) -> Any:
-    """Places of the few typical ones: around the median of the value."""
+    """Return the indices of a few typical ones, around the median of the value."""
     ordered = at[np.argsort(values[at], kind="stable")]
     first = max(0, len(ordered) // 2 - EXAMPLES // 2)
     return ordered[first : first + EXAMPLES]
@@ -280,7 +304,10 @@ def _ids(rows: pa.Table, at: Any) -> tuple[str, ...]:
 
 
 def requests_in(rows: pa.Table) -> RequestColumns:
-    """The columns of ``rows`` (of ``cells.looked_at``, or ``queries/neighbours.py``)."""
+    """Return the columns of ``rows``.
+
+    ``rows``: of ``cells.looked_at``, or of ``queries/neighbours.py``.
+    """
     inside = [_floats(rows[name]) for name in (UNATTRIBUTED_PREFILL, UNATTRIBUTED_DECODE)]
     rest = np.stack([*inside, _floats(rows[_UNATTRIBUTED]) - inside[0] - inside[1]], axis=1)
     places = np.array([Place.PREFILL.value, Place.DECODE.value, Place.PATH.value], object)
@@ -298,7 +325,7 @@ def requests_in(rows: pa.Table) -> RequestColumns:
 
 
 def _paused_ns(rows: pa.Table) -> Any:
-    """Requests x (P, D)."""
+    """Return the pauses, requests x (P, D)."""
     return np.stack([_floats(rows[name]) for name in PAUSED], axis=1)
 
 
@@ -316,7 +343,10 @@ def _nan_for_null(values: pa.ChunkedArray) -> Any:
 
 
 def _buffer(array: pa.Array, kind: type) -> Any:
-    """A copy. ``to_numpy`` would load pandas where there is one: a quarter of a second that ``trace`` does not have."""
+    """Copy a column's values without pandas.
+
+    ``to_numpy`` would load pandas where it is installed: a quarter of a second that ``trace`` cannot afford.
+    """
     data = array.buffers()[1]
     return np.frombuffer(data, kind)[array.offset : array.offset + len(array)].copy() if len(array) else np.zeros(0, kind)
 

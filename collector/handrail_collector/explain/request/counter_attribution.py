@@ -1,9 +1,10 @@
-"""Failures that engines count, given to a request where only one can be meant; what no request explains is said to be so.
+"""Attribute failures that engine counters show to the one request that fits.
 
-A counter names no request (``handrail_sidecar/engine_metrics/failures.py``). It decides only where exactly one hand-off was open
-at that engine
-between the two readings, and nothing else is known of how that one ended. One that was read as well, or a request that was given
-up (vLLM's clean-up after it may fail and count), explains the counter, and then nothing is concluded from it.
+A counter names no request (``handrail_sidecar/engine_metrics/failures.py``). It counts as evidence only where exactly one
+hand-off was open at that engine between the two readings, and nothing else shows how that hand-off ended.
+A failed hand-off that other evidence names explains the counter, and so does an aborted request (vLLM's clean-up after it may
+fail and count). Then nothing is concluded from the counter.
+Failures that no request explains become a finding.
 """
 
 from __future__ import annotations
@@ -32,10 +33,16 @@ from handrail_collector.stitch.group import RequestGroup
 SECOND: Final = 10**9
 MOST: Final = 4096
 SLACK_NS: Final = SECOND
-"""What is counted and what is stamped may be so far apart: a failure is counted at a step, its request's end is told after it."""
+"""How far a counted failure and a record's stamps may lie apart.
+
+The engine counts a failure at a step and reports its request's end after it.
+"""
 
 GIVEN_UP_NS: Final = 30 * SECOND
-"""So long after a request was given up the engine's clean-up may still fail and count (a handshake times out after 5 s, each)."""
+"""How long after an abort the engine's clean-up may still fail and count.
+
+Each handshake times out after 5 s.
+"""
 
 _READS: Final = frozenset({LogKind.FETCH_FAILED, LogKind.HANDSHAKE_FAILED})
 _KEEPS: Final = frozenset({LogKind.EXPIRED, LogKind.STALE_READ})
@@ -49,12 +56,15 @@ _SAYS_SO: Final = {
 
 @dataclass(frozen=True, slots=True)
 class UnattributedFailures:
-    """Failures that an engine counted and that no request explains. ``explained``: requests that explain some of them."""
+    """Failures that an engine counted and that no request explains.
+
+    ``explained``: the number of requests that explain some of them.
+    """
 
     fact: LogFact
     offset: int
     explained: int
-    open: int  # hand-offs that may be meant
+    open: int  # hand-offs that it may belong to
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +76,27 @@ class _PendingFailure:
 
 @dataclass(slots=True)
 class _Handoffs:
-    """What a group had of one engine between two readings."""
+    """What one group's hand-offs at an engine show about a counted failure.
+
+    ``may_be``: the failure may be of this group. ``explains``: other evidence already shows such a failure.
+    """
 
     may_be: bool = False
     explains: bool = False
 
 
 class CounterAttribution:
-    """Facts of counters until everything that may explain them has been told. One owner; time is passed in."""
+    """Counted failures that wait until all evidence that may explain them is there.
+
+    One owner; the caller passes the time in.
+    """
 
     def __init__(self, wait_ns: int) -> None:
         self._wait_ns = wait_ns
         self._waiting: deque[_PendingFailure] = deque(maxlen=MOST)
 
     def take(self, fact: LogFact, offset: int, now_unix_ns: int) -> bool:
-        """True where ``fact`` is one of these."""
+        """Take ``fact`` if it is a counted failure; return whether it is one."""
         if fact.source is not Source.METRICS or fact.kind not in _SAYS_SO or not fact.process.instance:
             return False
         if all(w.fact.fact_id != fact.fact_id for w in self._waiting):
@@ -90,9 +106,11 @@ class CounterAttribution:
     def settle(
         self, groups: Callable[[], Sequence[RequestGroup]], ranks: Callable[[str], int | None], now_unix_ns: int
     ) -> Iterator[tuple[RequestGroup, LogFact, int] | UnattributedFailures]:
-        """What is to be given to a group, with its journal offset, and what nothing explains.
+        """Yield the attributed failures, and those that nothing explains.
 
-        ``ranks``: workers of an engine, where known. ``groups`` is asked, and each looked at once, only where something is due.
+        An attributed failure is (group, fact, journal offset).
+        ``ranks`` returns the workers of an engine, where known. ``groups`` is called, and each group examined once, only where a
+        failure is due.
         """
         ripe = []
         while self._waiting and self._waiting[0].due_unix_ns <= now_unix_ns:
@@ -125,7 +143,10 @@ def _by_instance(groups: Sequence[RequestGroup], wanted: set[str]) -> dict[str, 
 
 
 def _look(evidence: Sequence[Evidence], fact: LogFact) -> _Handoffs:
-    """What a group had at this engine while ``fact`` was counted; the engine's own word before that of who stood before it."""
+    """Return what a group's evidence at this engine shows about ``fact``.
+
+    The engine's own records take precedence over those of the proxy before it.
+    """
     seen = _Handoffs()
     begin, end = fact.at_unix_ns - SLACK_NS, fact.last_unix_ns + SLACK_NS
     reported = False
@@ -165,7 +186,7 @@ def _add_fetch(seen: _Handoffs, fetch: KvFetch, begin: int, end: int) -> None:
 
 
 def _add_publish(seen: _Handoffs, publish: KvPublish, kind: LogKind, begin: int, end: int) -> bool:
-    """Whether it says anything of this kind."""
+    """Return whether ``publish`` is evidence on this kind of failure."""
     pushes = kind in _READS and publish.mode == "push"
     if not pushes and kind not in _KEEPS:
         return False
@@ -186,7 +207,10 @@ def _add_publish(seen: _Handoffs, publish: KvPublish, kind: LogKind, begin: int,
 
 
 def _add_exchange(seen: _Handoffs, exchange: Exchange, begin: int, end: int) -> None:
-    """A request that was told to read KV: its load may have been going on until its first token, or its end."""
+    """Use a request that was to read KV, where the engine reported nothing.
+
+    Its KV fetch may have been open until its first token, or its end.
+    """
     kv_params = exchange.kv_in
     local = kv_params is None and exchange.inspected == "whole"
     if local or (kv_params is not None and kv_params.do_remote_decode) or exchange.arrival_unix_ns > end:
@@ -200,7 +224,7 @@ def _add_exchange(seen: _Handoffs, exchange: Exchange, begin: int, end: int) -> 
 
 
 def unexplained_detail(found: UnattributedFailures) -> str:
-    """In plain words, for a finding."""
+    """Return the text of the finding."""
     fact = found.fact
     what = fact.recogniser.removeprefix("metrics.")
     text = f"{fact.process.role.value} counted {fact.lines} {what} within {(fact.last_unix_ns - fact.at_unix_ns) / 1e9:.0f} s"

@@ -1,9 +1,11 @@
-"""The time between the processes, in parts: where the router's own spans allow it, else where the bounds of the clocks do.
+"""Split the time between processes into router time and hops.
 
-With a router's spans no clocks are compared: its own say how long it thought before it called P, and how long P's call took;
-what P took of that is known. What it does between P's answer and its call of D lies in ``prefill_hops``, since the ends of its
-calls are not to be trusted. Without them one part may be told apart: from the first token leaving D to the edge that sees it,
-where two hosts' clocks are bounded narrowly enough. The parts sum to the whole exactly.
+With a router's spans no clocks are compared. Its own clock shows how long it worked before it called P, and when it called D;
+P's own clock shows the part of that inside P. The router's work between P's answer and its call of D is part of
+``prefill_hops``, because the ends of its client spans are unreliable.
+Without such spans one part may be known: from the first token leaving D to the edge that sees it, where the clock bound of
+the two hosts is narrow enough.
+The parts sum to the whole exactly.
 """
 
 from __future__ import annotations
@@ -18,13 +20,19 @@ from handrail_collector.stitch.clocks import HostClocks
 
 NARROW_NS: Final = 1_000_000
 NARROW_SHARE: Final = 0.05
-"""A part is told apart where it is bounded to within one of these: so long, or this share of all that lies between."""
+"""Widest bound of a part, as a share of all time between the processes.
+
+A part is split off where its bound is within ``NARROW_NS`` or within this share.
+"""
 
 ROUNDING_NS: Final = 1_000
 
 
 def parts(path: Path, between_ns: int, inside_p_ns: int | None, clocks: HostClocks) -> tuple[PhaseTime, ...]:
-    """``between_ns`` in parts; one where nothing tells them apart. ``inside_p_ns``: None without a prefill on the path."""
+    """Return ``between_ns`` in parts; one part where no evidence splits it.
+
+    ``inside_p_ns``: None without a prefill on the path.
+    """
     found = _by_router(path, between_ns, inside_p_ns) or _by_clocks(path, between_ns, clocks)
     return found or (PhaseTime(Phase.ROUTER_AND_HOPS, between_ns, Place.PATH, "edge-proxy"),)
 
@@ -38,7 +46,7 @@ def _by_router(path: Path, between_ns: int, inside_p_ns: int | None) -> tuple[Ph
     around_p = to_d.start_unix_ns - first.start_unix_ns - inside_p_ns if inside_p_ns is not None else 0
     rest = between_ns - router - around_p
     if min(router, around_p, rest) < 0:
-        return ()  # spans of another try, or an end that lies
+        return ()  # spans of another attempt, or an unreliable end
     found = [PhaseTime(Phase.ROUTER, router, Place.PATH, "otlp", ROUNDING_NS)]
     if inside_p_ns is not None:
         found.append(PhaseTime(Phase.PREFILL_HOPS, around_p, Place.PATH, "otlp-proxy", ROUNDING_NS))
@@ -46,7 +54,10 @@ def _by_router(path: Path, between_ns: int, inside_p_ns: int | None) -> tuple[Ph
 
 
 def _calls(path: Path) -> tuple[RouterCall | None, RouterCall | None, RouterCall | None]:
-    """The router's request, its call of P and that of D: the last ones, of one router."""
+    """Return the router's server span, its last call of P and its last call of D.
+
+    All are of one router; None where there is none, or several server spans.
+    """
     servers = [call for call in path.calls if call.kind == "server"]
     if len(servers) != 1:
         return None, None, None
@@ -67,7 +78,7 @@ def _by_clocks(path: Path, between_ns: int, clocks: HostClocks) -> tuple[PhaseTi
         return ()
     offset = clocks.between(edge.process.host, d.process.host, seen)
     if offset is None:
-        return ()  # one host: nothing lies between that is worth telling apart
+        return ()  # one host: the hop is too short to split off
     if offset.low_ns is None or offset.high_ns is None:
         return ()
     least, most = max(0, seen - left + offset.low_ns), min(between_ns, seen - left + offset.high_ns)
@@ -81,7 +92,7 @@ def _by_clocks(path: Path, between_ns: int, clocks: HostClocks) -> tuple[PhaseTi
 
 
 def _first(exchange: Exchange) -> int | None:
-    """When the first token, or the whole response, was seen to leave; on its own host's clock."""
+    """Return when the first token, or the whole response, left; by its host's clock."""
     if exchange.stream:
         return exchange.arrival_unix_ns + exchange.ttft_token_ns if exchange.ttft_token_ns is not None else None
     return exchange.arrival_unix_ns + exchange.duration_ns

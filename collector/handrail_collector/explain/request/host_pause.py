@@ -1,8 +1,10 @@
-"""For how long an engine's process stood still while a request waited there for its first token. Pure.
+"""Measure how long an engine's process paused before a request's first token.
 
-What stood still shows up in whatever phase it fell into: a load that was not started, one that was not seen to have ended, a
-step. So it is kept of the request beside its phases. What can account for the time is weighed as for stalls of a stream
-(``stall_evidence.shares``): a pause without a reason may be a long step's that kept the interpreter's lock.
+A pause shows up in whatever phase it falls into: a load that starts late, an end that is noticed late, a longer step. So the
+row keeps it beside the phases.
+Causes are weighed as for stalls of a stream (``stall_evidence.shares``): a pause without a reason may belong to a long step
+that held the interpreter's lock.
+Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from handrail_collector.stitch.engine_activity import Activity, EngineTimeline
 
 
 def with_standstills(row: RequestRow, path: Path, activity: Activity) -> RequestRow:
-    """``row``, of ``path``, with what the engines' processes told of pauses."""
+    """Return ``row`` with the pauses of the engines' processes on ``path``."""
     return replace(
         row,
         prefill_paused_ns=_paused_ns(path.prefill, activity.of(row.prefill_instance or "")),
@@ -25,7 +27,10 @@ def with_standstills(row: RequestRow, path: Path, activity: Activity) -> Request
 
 
 def has_pause_data(row: RequestRow, activity: Activity) -> bool:
-    """Whether an engine of ``row`` has told of any pause, ever: else there is nothing to look for."""
+    """Whether an engine of ``row`` has ever reported a pause.
+
+    Without one there is nothing to look for.
+    """
     at = (activity.of(instance) for instance in (row.prefill_instance, row.decode_instance) if instance)
     return any(doings is not None and len(doings.pauses) > 0 for doings in at)
 
@@ -38,7 +43,10 @@ def _paused_ns(visit: ProcessEvidence | None, doings: EngineTimeline | None) -> 
 
 
 def _window(visit: ProcessEvidence) -> Interval | None:
-    """From its arrival there to its first token, or at P to its answer, by that host's wall clock; None where nobody knows."""
+    """Return the time from arrival to first token there; at P to its answer.
+
+    By that host's wall clock; None where unknown.
+    """
     exchange, run, engine = visit.exchange, visit.first_run, visit.engine
     begin, lasted = 0, None
     if exchange is not None:

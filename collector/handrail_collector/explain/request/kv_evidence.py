@@ -1,4 +1,4 @@
-"""One hand-off with everything that is known about it, and the verdict on it."""
+"""Hold all evidence on one hand-off, and its outcome."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from handrail_collector.explain.request.path import Path
 from handrail_collector.stitch.engines import LinkFault
 
 HUNG_NS: Final = 60 * 10**9
-"""A fetch that is open for longer is hung, unless the configuration says otherwise."""
+"""How long an open KV fetch may last before it counts as hung; the default."""
 
 ANSWERED: Final = frozenset({Outcome.OK, Outcome.INCOMPLETE, Outcome.UNKNOWN_FINISH, Outcome.TRUNCATED})
 
 
 @dataclass(frozen=True, slots=True)
 class KvOutcome:
-    """``evidence``: who said what, strongest first. ``tainted``: the answer rests on KV that cannot be trusted.
+    """The outcome of one hand-off.
 
-    ``lost_ns``: what the failure cost the request, by the reader's clock; ``late_ns``: how long after its lease KV was read.
+    ``evidence``: what each source shows, strongest first. ``tainted``: the answer rests on KV that cannot be trusted.
+    ``lost_ns``: what the failure cost the request, by the reader's clock; ``late_ns``: how long after its lease the KV was read.
     """
 
     outcome: FetchOutcome
@@ -36,36 +37,39 @@ class KvOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvEvidence:
-    """Everything that is known about one hand-off. ``wait_ns``: least and most that KV lay before its read began."""
+    """All evidence on one hand-off.
+
+    ``wait_ns``: the least and the most time from publish to the begin of the read.
+    """
 
     handoff: KvHandoff
     path: Path
     facts: tuple[LogFact, ...] = ()
-    rests: bool = True  # the answer may rest on it: no later load of the same request is known
-    wrong: str = ""  # why what was read is taken to be another request's
-    lost: tuple[ProcessEvent, ...] = ()  # what happened to the two engines meanwhile
+    rests: bool = True  # the answer may rest on it: the request has no later load
+    wrong: str = ""  # why the KV that was read seems to be another request's
+    lost: tuple[ProcessEvent, ...] = ()  # process events of the two engines meanwhile
     link_fault: LinkFault | None = None
     wait_ns: tuple[int | None, int | None] = (None, None)
     lease_ns: int | None = None
     hung_ns: int = HUNG_NS
 
     def outcome_by(self, *kinds: LogKind) -> list[LogFact]:
-        """Lines of these kinds about this request."""
+        """Return the log lines of these kinds about this request."""
         return [fact for fact in self.facts if fact.kind in kinds and fact.source is not Source.METRICS]
 
     def counted(self, *kinds: LogKind) -> list[LogFact]:
-        """Failures of these kinds that an engine counted while no other request can have been meant."""
+        """Return the counted failures of these kinds that only this request explains."""
         return [fact for fact in self.facts if fact.kind in kinds and fact.source is Source.METRICS]
 
     @property
     def answer(self) -> Exchange | None:
-        """What the proxy beside D saw, else the edge."""
+        """The exchange at the proxy beside D, else at the edge."""
         decode = self.path.decode
         return decode.exchange if decode is not None and decode.exchange is not None else self.path.edge
 
     @property
     def answered(self) -> bool:
-        """Tokens came, and the answer ended as answers do; it rests on this hand-off."""
+        """Whether tokens came and the answer ended normally, based on this hand-off."""
         if not self.rests:
             return False
         decode = self.path.decode
@@ -80,7 +84,11 @@ def load_went_well(fetch: KvFetch | None) -> bool:
 
 
 def load_failed(fetch: KvFetch) -> bool:
-    """The engine's policy came into play, or no rank has got its part: where only the word to P was lost, the KV is in."""
+    """Whether the load failed.
+
+    True where the engine's failure policy took effect, or no rank got its part. Where only the notice to P was lost, the KV is
+    there.
+    """
     return fetch.effect is not None or (fetch.failure is not None and not fetch.ranks_done)
 
 
@@ -88,14 +96,20 @@ _TRIED_AGAIN: Final = frozenset({FetchOutcome.FAILED, FetchOutcome.TIMED_OUT, Fe
 
 
 def retried(verdict: KvOutcome, later: KvOutcome) -> KvOutcome:
-    """Of a load before ``later`` of the same request: one that failed was tried again, if that went well."""
+    """Return the outcome of a load before ``later`` of the same request.
+
+    A failed load becomes ``retried`` if the later one succeeded.
+    """
     if verdict.outcome not in _TRIED_AGAIN or later.outcome is not FetchOutcome.OK:
         return verdict
     return replace(verdict, outcome=FetchOutcome.RETRIED, evidence=(*verdict.evidence, *later.evidence[:1]), tainted=False)
 
 
 def in_the_end(before: Sequence[KvOutcome], last: KvOutcome) -> KvOutcome:
-    """What a request says of its KV: what became of its ``last`` load; ``retried`` where others had failed ``before`` it."""
+    """Return the KV outcome of the whole request.
+
+    It is that of its ``last`` load; ``retried`` where that succeeded after others in ``before`` had failed.
+    """
     if not before or last.outcome is not FetchOutcome.OK:
         return last
     lost = [verdict.lost_ns for verdict in before if verdict.lost_ns is not None]

@@ -1,4 +1,7 @@
-"""The hand-offs of a request as rows, each with its verdict; and the one that its answer rests on."""
+"""Make the rows of a request's hand-offs, and choose the one behind its answer.
+
+Each row holds the hand-off's outcome. The chosen hand-off is the one that the answer rests on.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from handrail_collector.stitch.group import RequestGroup
 
 @dataclass(frozen=True, slots=True)
 class JudgedHandoff:
-    """A hand-off and what became of it."""
+    """A hand-off and its outcome."""
 
     handoff: KvHandoff
     verdict: KvOutcome
@@ -29,9 +32,10 @@ class JudgedHandoff:
 
 @dataclass(frozen=True, slots=True)
 class RequestHandoffs:
-    """All hand-offs of a request. ``chosen``: the one that its answer rests on; None: no hand-off is known of.
+    """All hand-offs of a request.
 
-    ``verdict``: of the request as a whole; that of ``chosen``, unless a load had failed before it.
+    ``chosen``: the one that its answer rests on; None: there is no known hand-off.
+    ``verdict``: the outcome of the request as a whole; that of ``chosen``, unless a load failed before it.
     """
 
     every: tuple[JudgedHandoff, ...]
@@ -40,7 +44,7 @@ class RequestHandoffs:
 
 
 def judge(group: RequestGroup, path: Path, engines: EngineRegistry, clocks: HostClocks, hung_ns: int) -> RequestHandoffs:
-    """What became of every hand-off of ``group``."""
+    """Decide the outcome of every hand-off of ``group``."""
     every = handoffs(path)
     chosen = on_path(path, every)
     wrong = next((f.detail or f.kind for f in group.findings if f.kind == "wrong_request"), "")
@@ -81,7 +85,7 @@ def judge(group: RequestGroup, path: Path, engines: EngineRegistry, clocks: Host
 
 
 def fetch_rows(group: RequestGroup, handed: RequestHandoffs, version: int, client_request_id: str | None) -> tuple[FetchRow, ...]:
-    """In order, numbered."""
+    """Return the rows of the hand-offs, in order and numbered."""
     trace_id, request_id = group.identity
     first, last = min(e.offset for e in group.evidence), max(e.offset for e in group.evidence)
     return tuple(
@@ -151,7 +155,7 @@ def _row(
 
 
 def _moved(fetch: KvFetch | None, publish: KvPublish | None) -> int | None:
-    """As the side that moved it counted: P where it pushed."""
+    """Return the bytes moved, as counted by the side that moved them (P for a push)."""
     for record in (publish, fetch) if fetch is not None and fetch.mode == "push" else (fetch, publish):
         if record is not None and record.bytes_moved is not None:
             return record.bytes_moved
@@ -159,7 +163,10 @@ def _moved(fetch: KvFetch | None, publish: KvPublish | None) -> int | None:
 
 
 def _transfer(fetch: KvFetch | None, publish: KvPublish | None) -> tuple[int | None, int | None, int | None]:
-    """Posted to done and its bound, and when it was posted, by the clock of the side that moved it."""
+    """Return the transfer's duration, its bound, and when it was posted.
+
+    All by the clock of the side that moved the bytes.
+    """
     for record in (publish, fetch) if fetch is None or fetch.mode == "push" else (fetch,):
         if (
             record is not None
@@ -172,14 +179,20 @@ def _transfer(fetch: KvFetch | None, publish: KvPublish | None) -> tuple[int | N
 
 
 def _wait(fetch: KvFetch | None) -> int | None:
-    """Until its transfer was posted, or its first contact began: as the phase ``kv_wait``."""
+    """Return the time until the transfer was posted or the handshake began.
+
+    As the phase ``kv_wait``.
+    """
     if fetch is None or (fetch.handshake_begin_ns is None and fetch.posted_ns is not None):
         return fetch.posted_ns if fetch is not None else None
     return fetch.load_started_ns
 
 
 def _handshake(fetch: KvFetch | None) -> int | None:
-    """As the phase ``kv_handshake``: the first contact, and until the engine posted what waited for it."""
+    """Return the time of the handshake, until the engine posted the waiting transfer.
+
+    As the phase ``kv_handshake``.
+    """
     if fetch is None:
         return None
     if fetch.handshake_begin_ns is None:
@@ -202,7 +215,10 @@ def _between(begin_ns: int | None, end_ns: int | None) -> int | None:
 
 
 def _held(handoff: KvHandoff, clocks: HostClocks) -> tuple[int | None, int | None]:
-    """Least and most that KV lay at its keeper before its read began: the two hosts' clocks are only bounded."""
+    """Return the least and the most time that KV lay at P before its read began.
+
+    It is an interval because the offset of two hosts' clocks is only bounded.
+    """
     fetch, keeper = handoff.fetch, handoff.keeper
     if fetch is None or fetch.posted_ns is None or keeper is None:
         return None, None
@@ -238,7 +254,10 @@ def _lease(handoff: KvHandoff, facts: Sequence[LogFact], engines: EngineRegistry
 
 
 def _wrong(handoff: KvHandoff, path: Path, found: str) -> str:
-    """The stitcher's finding; or D read a key that this request's prefill did not publish."""
+    """Return why the KV seems to be another request's; '' without such evidence.
+
+    The stitcher's finding, or: D read a key that this request's prefill did not publish.
+    """
     if found or handoff.backwards or handoff.fetch is None or handoff.publish is not None or path.prefill is None:
         return found
     published = {key for e in path.prefill.evidence for key in e.connector_out}
@@ -251,7 +270,10 @@ def _of(visit: ProcessEvidence | None, fetch: KvFetch) -> Iterable[tuple[str, ..
 
 
 def _lost(handoff: KvHandoff, engines: EngineRegistry) -> tuple[ProcessEvent, ...]:
-    """What happened to the two engines before the load had ended: what comes after cannot be why it failed."""
+    """Return the process events of both engines before the load ended.
+
+    Later events cannot be why it failed.
+    """
     found: list[ProcessEvent] = []
     fetch = handoff.fetch
     over = fetch.known_unix_ns + fetch.ended_ns + _MIN_REPORTED_NS if fetch is not None and fetch.ended_ns is not None else None
@@ -265,10 +287,13 @@ def _lost(handoff: KvHandoff, engines: EngineRegistry) -> tuple[ProcessEvent, ..
 
 
 _MIN_REPORTED_NS = 10**9
-"""So much later than it happened a death may be stamped."""
+"""How much later than it happened the death of a process may be stamped."""
 
 _GRACE_NS = 5 * 10**9
-"""An engine's death is told by those who still live, a little after what it was doing was last heard of."""
+"""How long after an engine's last activity its death may be reported.
+
+Surviving processes report it.
+"""
 
 
 def _link_fault(visit: ProcessEvidence | None, engines: EngineRegistry) -> LinkFault | None:

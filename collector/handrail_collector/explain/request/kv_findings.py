@@ -1,4 +1,7 @@
-"""What is wrong or odd about the hand-off of one request, in closed words with what shows it."""
+"""Find what is wrong or odd about the hand-off of one request.
+
+Each finding has a kind from a closed list and its evidence.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from handrail_collector.explain.request.path import Path
 from handrail_collector.stitch.engines import EngineRegistry
 
 NEAR_LEASE: Final = 0.8
-"""Share of the lease from which on KV that lay so long before its read is a finding."""
+"""Share of the lease after which a late read becomes a finding."""
 
 PARKED_NS: Final = 30 * 10**9
-"""So long after a failed load without a first token is no computing of the prompt any more."""
+"""Shortest wait after a failed load that cannot be prompt computation any more."""
 
 _REFUSED: Final = frozenset({Outcome.HTTP_ERROR, Outcome.STREAM_ERROR, Outcome.UPSTREAM_DISCONNECT})
 
@@ -28,7 +31,10 @@ _EVENTS: Final = {
 
 
 def handoff_findings(path: Path, handed: RequestHandoffs, engines: EngineRegistry, *, prefill_likely: bool) -> Iterator[str]:
-    """Each as ``kind: detail``. ``prefill_likely``: this fleet hands KV over."""
+    """Yield the findings as ``kind: detail``.
+
+    ``prefill_likely``: this fleet hands KV over.
+    """
     if prefill_likely and _refused_bare(path):
         yield "no_handoff_data: decode was asked without a prefill before it, and refused"
     yield from _parked(path)
@@ -43,7 +49,10 @@ def handoff_findings(path: Path, handed: RequestHandoffs, engines: EngineRegistr
 
 
 def _refused_bare(path: Path) -> bool:
-    """A decode that was told of no KV and refused: a router's mistake, no failed fetch (case A26)."""
+    """Whether D refused a request that named no KV.
+
+    That is a router's mistake, no failed KV fetch (case A26).
+    """
     seen = path.decode.exchange if path.decode is not None else None
     if path.prefills or path.handed_off is not None or seen is None or seen.kv_in is not None:
         return False
@@ -51,7 +60,10 @@ def _refused_bare(path: Path) -> bool:
 
 
 def _parked(path: Path) -> Iterator[str]:
-    """A request put back to wait after its load had failed, with nothing that wakes the engine (case A11)."""
+    """Find a request that waits after its load failed while nothing wakes the engine.
+
+    Case A11.
+    """
     run = path.decode.first_run if path.decode is not None else None
     times, fetch = (run.times, run.fetch) if run is not None else (None, None)
     if times is None or fetch is None or fetch.noticed_ns is None or (fetch.failure is None and fetch.effect is None):
@@ -88,7 +100,10 @@ def _short(fetch: KvFetch) -> bool:
 
 
 def _after_prefill(path: Path) -> str:
-    """Whether D went on as if nothing had happened, or waits for what will never come (case A21)."""
+    """Describe what D did after a failed prefill (case A21).
+
+    It answered as if nothing had happened, failed too, or waited in vain.
+    """
     decode = path.decode
     if decode is None:
         return "the prefill ended in an error, and no decode is known of"
@@ -104,7 +119,7 @@ def _after_prefill(path: Path) -> str:
 
 
 def _struck(path: Path, handed: RequestHandoffs, engines: EngineRegistry) -> Iterator[str]:
-    """Process events of the two engines while this request was open there and did not end well."""
+    """Yield process events of both engines while this request was open and failed."""
     well = {FetchOutcome.OK, FetchOutcome.FALLBACK_LOCAL}
     if handed.chosen is not None and handed.chosen.verdict.outcome in well and not handed.chosen.verdict.open:
         return
@@ -113,7 +128,7 @@ def _struck(path: Path, handed: RequestHandoffs, engines: EngineRegistry) -> Ite
             continue
         begin = min((e.start_unix_ns for e in visit.evidence if e.start_unix_ns), default=0)
         end = max((e.end_unix_ns or e.start_unix_ns for e in visit.evidence), default=0)
-        for other in (path.prefill, path.decode):  # a peer's restart strikes those who still wait for it
+        for other in (path.prefill, path.decode):  # a peer's restart affects requests that still wait for it
             if other is not None and other.host == visit.host:
                 end = max([end, *(e.end_unix_ns or 0 for e in other.evidence)])
         for event in engines.wrong(visit.instance, begin, end + 10**9):

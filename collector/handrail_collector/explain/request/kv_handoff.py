@@ -1,4 +1,7 @@
-"""The hand-offs of a request: each load of an engine with what its peer kept for it, and what was kept and never loaded."""
+"""List the hand-offs of a request.
+
+Each load of an engine is paired with what its peer published for it. KV that nothing loaded is listed too.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from handrail_collector.stitch.evidence import connector_key
 
 @dataclass(frozen=True, slots=True)
 class KvHandoff:
-    """One. ``reader`` and ``run``: the process that loads, and its engine's request; ``keeper``: the one that kept the KV."""
+    """One hand-off.
+
+    ``reader`` and ``run``: the process that loads, and its engine's request. ``keeper``: the process that published the KV.
+    """
 
     fetch: KvFetch | None
     publish: KvPublish | None
@@ -22,13 +28,15 @@ class KvHandoff:
 
     @property
     def backwards(self) -> bool:
-        """P takes back what D kept of an earlier turn."""
+        """Whether P reads KV that D kept from an earlier turn."""
         statement = self.fetch or self.publish
         return statement is not None and statement.direction is Direction.D_TO_P
 
     def before(self, other: KvHandoff) -> bool:
-        """``other`` is a later load of the same request: of the same run of the engine, or of another process that was asked
-        instead. Loads of several prompts or choices stand side by side.
+        """Whether ``other`` is a later load of the same request.
+
+        Later: in the same run of the engine, or at another process that was called instead.
+        Loads of several prompts or choices are parallel, not later.
         """
         if self.fetch is None or other.fetch is None or self is other or self.backwards or other.backwards:
             return False
@@ -38,7 +46,7 @@ class KvHandoff:
 
 
 def handoffs(path: Path) -> list[KvHandoff]:
-    """In order of their beginning: loads with what was kept for them, then what was kept for nobody."""
+    """Return the hand-offs by their begin: loads first, then KV that was never read."""
     kept = {key: found for found in _kept(path) for key in connector_key(found[0].engine_id, found[0].request_id)}
     loads: list[KvHandoff] = []
     for visit in (*path.prefills, *path.decodes):
@@ -56,7 +64,10 @@ def handoffs(path: Path) -> list[KvHandoff]:
 
 
 def on_path(path: Path, every: list[KvHandoff]) -> KvHandoff | None:
-    """The hand-off that the answer rests on: D's last load, else what the prefill on the path kept."""
+    """Return the hand-off that the answer rests on.
+
+    D's last load; without one, what the prefill on the path published.
+    """
     for handoff in reversed(every):
         if handoff.fetch is not None and not handoff.backwards and handoff.reader is path.decode:
             return handoff
@@ -69,9 +80,10 @@ def on_path(path: Path, every: list[KvHandoff]) -> KvHandoff | None:
 def facts_of(
     one: KvHandoff, every: Sequence[KvHandoff], chosen: KvHandoff | None, facts: Sequence[LogFact]
 ) -> tuple[LogFact, ...]:
-    """What logs and counters say of this hand-off: what names its engines' requests, by time where one loads again.
+    """Return the log facts and counted failures about this hand-off.
 
-    What names none of them is taken to be about the hand-off that the answer rests on.
+    A fact belongs to it by the request id of either engine, and by time where one engine loads again.
+    A fact that names neither belongs to the hand-off that the answer rests on.
     """
     own = _names(one)
     others = {name for other in every if other is not one for name in _names(other)} - own
@@ -85,7 +97,10 @@ def _names(one: KvHandoff) -> set[str]:
 
 
 def _while(one: KvHandoff, every: Sequence[KvHandoff], fact: LogFact) -> bool:
-    """Of several loads of one request of an engine, a line of that engine is about the last that had begun by then."""
+    """Whether a log line belongs to this one of several loads of an engine's request.
+
+    It belongs to the last load that had begun by then.
+    """
     if one.fetch is None or fact.request_id != one.fetch.request_id:
         return True
     loads = [o.fetch for o in every if o.run is one.run and o.fetch is not None]

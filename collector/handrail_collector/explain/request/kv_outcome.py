@@ -1,7 +1,8 @@
-"""What became of a hand-off, and which record says so: pure, from everything that was joined.
+"""Decide the outcome of a hand-off and name the evidence for it.
 
-Order matters and is the order of the functions in ``_RULES``: what makes an answer untrustworthy comes before what failed, that
-before what is open, and only what nothing speaks against is ``ok``. Where the evidence cannot tell, the answer is ``unknown``.
+Pure: a function of all joined evidence.
+The order of ``_RULES`` matters: rules that make an answer untrustworthy come before failures, failures before open loads. A
+hand-off is ``ok`` only where nothing contradicts it, and ``unknown`` where the evidence does not decide.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Rule = Callable[[KvEvidence], "KvOutcome | None"]
 
 
 def decide(case: KvEvidence) -> KvOutcome:
-    """The verdict of the first rule that has one."""
+    """Return the outcome of the first rule that decides."""
     for rule in _RULES:
         verdict = rule(case)
         if verdict is not None:
@@ -88,16 +89,20 @@ def _expired(case: KvEvidence) -> list[str]:
 
 
 def _expired_first(case: KvEvidence) -> bool:
-    """P had given the blocks up before the read began, whatever the two clocks may differ by: not because it had failed."""
+    """Whether P freed the blocks before the read began, whatever the clocks' offset.
+
+    Then the lease ended first, and not because the read failed.
+    """
     publish, least = case.handoff.publish, case.wait_ns[0]
     ended = publish.expired_ns if publish is not None else case.lease_ns if case.outcome_by(LogKind.EXPIRED) else None
     return ended is not None and least is not None and least >= ended
 
 
 def _left(case: KvEvidence) -> KvOutcome | None:
-    """The request was given up while its load was open; what became of the load after that is nobody's any more.
+    """Return ``aborted`` where the request was aborted while its load was open.
 
-    Also where P calls it a late read: D's clean-up tells P to free the blocks while the transfer still goes on (vLLM 0.32).
+    What happens to the load after that affects no request.
+    This holds even where P reports a late read: D's clean-up tells P to free the blocks during the transfer (vLLM 0.32).
     """
     fetch = case.handoff.fetch
     if fetch is None or fetch.request_status != "aborted" or fetch.effect is not None or fetch.provisional:
@@ -126,7 +131,7 @@ def _failed(case: KvEvidence) -> KvOutcome | None:
     if case.lost:
         return _engine_lost(case, evidence)
     outcome = FetchOutcome.TIMED_OUT if _TIMEOUT.search(words) else FetchOutcome.FAILED
-    # an engine that failed to load and answers all the same, without having computed the prompt, answers from nothing
+    # an engine that answers after a failed load, without computing the prompt, has no valid KV
     return KvOutcome(outcome, reason, evidence, case.answered, lost_ns=_lost(case))
 
 
@@ -148,7 +153,10 @@ def _reason(fetch: KvFetch | None, lines: Sequence[LogFact]) -> str:
 
 
 def _lost(case: KvEvidence) -> int | None:
-    """Until the engine knew that the load had failed; where it computed the prompt after that, until the first token."""
+    """Return the time that the failure cost, by the reader's clock.
+
+    Until the engine knew that the load had failed; until the first token where it then computed the prompt.
+    """
     fetch, run = case.handoff.fetch, case.handoff.run
     if fetch is None:
         return None
@@ -160,7 +168,7 @@ def _lost(case: KvEvidence) -> int | None:
 
 
 def _prefill_error(case: KvEvidence) -> KvOutcome | None:
-    """P gave up and D went on, or waits for what will never come (case A21)."""
+    """Return ``failed`` where P failed and D went on or waits in vain (case A21)."""
     prefills = case.path.prefills
     if not prefills or case.path.handed_off is False or not all(visit.failed for visit in prefills):
         return None
@@ -175,7 +183,7 @@ def _engine_lost(case: KvEvidence, evidence: tuple[str, ...] = ()) -> KvOutcome 
     if not gone or case.answered or load_went_well(case.handoff.fetch):
         return None
     words = tuple(f"{event.process.role.value}:{event.source.value} engine {event.kind.value}" for event in gone)
-    kinds = {event.kind for event in gone}  # a new one at its address says nothing of how the old one ended
+    kinds = {event.kind for event in gone}  # a new engine at the address does not show how the old one ended
     orderly = ProcessEventKind.STOPPED in kinds and ProcessEventKind.DEAD not in kinds
     return KvOutcome(FetchOutcome.FAILED, ENGINE_STOPPED if orderly else ENGINE_LOST, (*evidence, *words), lost_ns=_lost(case))
 
@@ -187,9 +195,10 @@ def _counted_words(fact: LogFact) -> str:
 
 
 def _counted(case: KvEvidence) -> KvOutcome | None:
-    """Nothing else is known of how the load ended, but the engine counted a failure that can have been of no other.
+    """Decide by a failure that the engine counted and that only this load explains.
 
-    Where it answered all the same, the tokens that it computed meanwhile tell whether it had computed the prompt.
+    It applies where nothing else shows how the load ended.
+    Where D answered nevertheless, the tokens it computed meanwhile show whether it computed the prompt.
     """
     fetch, found = case.handoff.fetch, case.counted(LogKind.FETCH_FAILED, LogKind.HANDSHAKE_FAILED)
     if not found or case.path.handed_off is False or load_went_well(fetch) or (fetch is not None and fetch.provisional):
@@ -242,7 +251,10 @@ def _unfinished(case: KvEvidence) -> KvOutcome | None:
 
 
 def _link(case: KvEvidence) -> KvOutcome | None:
-    """Errors of the link that name no request, while nothing says that this load went well (case A16)."""
+    """Return ``unknown`` under link errors that name no request (case A16).
+
+    It applies while nothing shows that this load succeeded.
+    """
     fault = case.link_fault
     if fault is None or not (case.handoff.fetch or case.path.handed_off):
         return None
@@ -267,14 +279,14 @@ def _went_well(case: KvEvidence) -> KvOutcome | None:
 
 
 def _kept_for_nobody(case: KvEvidence) -> KvOutcome | None:
-    """Only P's word, or that of its log."""
+    """Decide where only P's records or log show anything."""
     publish = case.handoff.publish
     if case.handoff.fetch is not None:
         return None
     if publish is not None and publish.failure in ENGINE_GONE:
         return KvOutcome(FetchOutcome.FAILED, publish.failure, ("prefill:plugin the engine that kept it is gone",))
     if expired := _expired(case):
-        # D answers though nobody had read by the end of the lease: from freed blocks, or it computed the prompt unseen
+        # D answered without a read in time: from freed blocks, or it computed the prompt
         return KvOutcome(FetchOutcome.EXPIRED, "nobody_read_in_time", tuple(expired), case.answered)
     if publish is not None and publish.provisional and publish.seen_ns is not None:
         waits = f"prefill:plugin kept for {publish.seen_ns / 1e9:.1f} s, not read"
@@ -290,7 +302,10 @@ def _local(case: KvEvidence) -> KvOutcome | None:
 
 
 def _decode_error(case: KvEvidence) -> KvOutcome | None:
-    """D said nothing of a load and ended before its first token, in words that are about the hand-off."""
+    """Decide by D's error text, where D reported no load and no first token.
+
+    Only error types and codes about the hand-off count.
+    """
     seen = case.answer
     if seen is None or case.path.handed_off is not True or seen.ttft_token_ns is not None or seen.outcome in ANSWERED:
         return None

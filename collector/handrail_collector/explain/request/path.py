@@ -1,4 +1,7 @@
-"""Which evidence of a request lies on its path: the prefill whose KV was read, the decode that answered, and who saw them."""
+"""Choose the evidence on a request's path: prefill, decode, and observers.
+
+The prefill is the one whose KV was read; the decode is the one that answered.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,15 @@ from handrail_collector.stitch.evidence import Evidence
 from handrail_collector.stitch.group import RequestGroup
 
 NO_ANSWER = frozenset({"error", "aborted"}) | ENGINE_GONE
-"""Words of an engine for a request that ended without one."""
+"""Engine statuses of a request that ended without an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRun:
-    """One request inside one engine, by the engine's own id: what the plugin said of it. ``fetches``: in order of their start."""
+    """One request inside one engine, as the plugin reported it.
+
+    The engine's own id identifies it. ``fetches``: in order of their start.
+    """
 
     request_id: str
     times: EngineTimes | None
@@ -36,7 +42,10 @@ class EngineRun:
 
     @property
     def fetch(self) -> KvFetch | None:
-        """The load that its first token rests on: the last before it. What came after belongs to a preemption."""
+        """The load that the first token rests on: the last one before it.
+
+        Later loads belong to a preemption.
+        """
         first = self.times.first_token_ns if self.times is not None else None
         if self.times is None or first is None:
             return self.fetches[-1] if self.fetches else None
@@ -46,9 +55,9 @@ class EngineRun:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEvidence:
-    """One request inside one process: what the proxy beside it saw, what the engine and the plugin in it said.
+    """One request inside one process: records of its proxy, engine and plugin.
 
-    ``runs``: of several prompts or choices, each.
+    ``runs``: one per prompt or choice.
     """
 
     instance: str
@@ -60,14 +69,14 @@ class ProcessEvidence:
 
     @property
     def failed(self) -> bool:
-        """It ended without an answer, by the proxy's word or the engine's."""
+        """Whether it ended without an answer, by the proxy's record or the engine's."""
         if self.exchange is not None:
             return self.exchange.outcome not in (Outcome.OK, Outcome.UNKNOWN_FINISH, Outcome.INCOMPLETE)
         return bool(self.runs) and all(run.times is not None and run.times.status in NO_ANSWER for run in self.runs)
 
     @property
     def reported(self) -> bool:
-        """Somebody saw the request there, not only the KV that it left."""
+        """Whether any record shows the request there, not only KV that it left."""
         return self.exchange is not None or self.engine is not None or any(run.times is not None for run in self.runs)
 
     @property
@@ -79,7 +88,10 @@ class ProcessEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A request's way through the fleet. ``prefills``: all attempts; ``prefill``: the one on the path."""
+    """The processes that took part in a request.
+
+    ``prefills``: all attempts; ``prefill``: the one on the path.
+    """
 
     edge: Exchange | None
     prefill: ProcessEvidence | None
@@ -89,11 +101,14 @@ class Path:
     facts: tuple[LogFact, ...]
     calls: tuple[RouterCall, ...]
     handed_off: bool | None
-    """True: D was told to read KV, or a prefill worked; False: D is known to have computed the prompt; None: cannot tell."""
+    """Whether the KV came from a prefill engine.
+
+    True: D was to read KV, or a prefill succeeded. False: D computed the prompt. None: the evidence does not show which.
+    """
 
 
 def path_of(group: RequestGroup) -> Path:
-    """Sort a group's evidence into visits and choose those on the path."""
+    """Group a request's evidence by process and choose the path."""
     edge = group.edge.record if group.edge is not None and isinstance(group.edge.record, Exchange) else None
     prefills = _visits(group.role(Role.PREFILL))
     decodes = _visits(group.role(Role.DECODE, Role.COLLOCATED))
@@ -113,8 +128,8 @@ def _firstness(run: EngineRun) -> tuple[bool, int, str]:
 def _visits(evidence: Sequence[Evidence]) -> tuple[ProcessEvidence, ...]:
     """Pair the proxy's exchanges with the engine's requests of the same process.
 
-    By parent span first (the proxy's span is the parent that the engine was given). An engine request without such a parent goes
-    to the only exchange of its instance, else to the one whose interval holds it; one that fits none is a visit of its own.
+    By parent span first: the engine got the proxy's span as its parent. An engine request without such a parent goes to the only
+    exchange of its instance, else to the one whose interval contains it. One that fits none stands alone.
     """
     exchanges = sorted((e for e in evidence if isinstance(e.record, Exchange)), key=lambda e: (e.start_unix_ns, e.span))
     engines: list[list[Evidence]] = [[] for _ in exchanges]
@@ -190,7 +205,10 @@ def _visit(exchange: Evidence | None, engines: Sequence[Evidence], runs: Sequenc
 
 
 def _answering(decodes: Sequence[ProcessEvidence]) -> ProcessEvidence | None:
-    """The decode that answered the client: the last one that produced tokens (a cache probe before it produced none)."""
+    """Return the decode that answered the client: the last one that produced tokens.
+
+    A cache probe before it produced none.
+    """
     with_tokens = [v for v in decodes if _output_tokens(v)]
     candidates = with_tokens or decodes
     return candidates[-1] if candidates else None
@@ -212,7 +230,10 @@ def _output_tokens(visit: ProcessEvidence) -> int:
 
 
 def _read_by(decode: ProcessEvidence | None, prefills: Sequence[ProcessEvidence]) -> ProcessEvidence | None:
-    """The prefill whose KV the decode was told to read; without connector keys the last one that did not fail."""
+    """Return the prefill whose KV the decode was to read.
+
+    Without connector keys it is the last one that did not fail.
+    """
     wanted = {k for e in decode.evidence for k in e.connector_in} if decode is not None else set()
     for visit in prefills:
         if wanted & {k for e in visit.evidence for k in e.connector_out}:
@@ -224,7 +245,10 @@ def _read_by(decode: ProcessEvidence | None, prefills: Sequence[ProcessEvidence]
 
 
 def _handed_off(prefills: Sequence[ProcessEvidence], decode: ProcessEvidence | None) -> bool | None:
-    """Connectors over shared storage carry nothing in the request: a body without KV parameters alone proves no local prefill."""
+    """Return whether the KV came from a prefill engine, as ``Path.handed_off``.
+
+    Connectors over shared storage put nothing into the request. So a body without KV parameters is no proof of a local prefill.
+    """
     if decode is not None and decode.evidence[0].role is Role.COLLOCATED:
         return False
     if decode is not None and any(run.fetches for run in decode.runs):

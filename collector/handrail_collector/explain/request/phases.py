@@ -1,8 +1,9 @@
-"""From a path to phases that sum exactly: what each process's own clock says, and one remainder between processes.
+"""Divide a request's time into phases that sum exactly.
 
-The plugin's account of an engine (``timeline.py``) is preferred. Without it, vLLM says three durations: queued to scheduled,
-scheduled to first token, and the whole. What it books as queue time on D holds the KV pull as well, so that time is
-``unattributed`` (and says what it may be), never ``decode_queue``.
+Each process's part is by its own clock; one remainder lies between the processes.
+The plugin's times of an engine (``timeline.py``) are preferred. Without them, vLLM gives three durations: queued to scheduled,
+scheduled to first token, and the whole. What it counts as queue time on D includes the KV fetch. So that time is
+``unattributed``, with the phases that it may hide, and never ``decode_queue``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from handrail_collector.explain.request.timeline import PLUGIN, Account, account
 from handrail_collector.stitch.clocks import HostClocks
 
 ROUNDING_NS = 1_000
-"""vLLM's durations are floats of seconds from monotonic clocks; a microsecond is their honest resolution."""
+"""Resolution of vLLM's durations, which are floats of seconds.
+
+They come from monotonic clocks.
+"""
 
 _PREFILL_ALL = (Phase.PREFILL_ADMISSION, Phase.PREFILL_QUEUE, Phase.PREFILL_COMPUTE, Phase.PREFILL_RESPOND)
 _DECODE_ALL = (Phase.DECODE_ADMISSION, *KV_AND_QUEUE, Phase.FIRST_STEP, Phase.DECODE_RESPOND)
@@ -27,7 +31,10 @@ _UNATTRIBUTED = Phase.UNATTRIBUTED
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Phases of one request. ``of``: what they sum to ("ttft", "total", or "" where nothing can be said)."""
+    """The phases of one request.
+
+    ``of``: what they sum to: "ttft", "total", or "" where the evidence does not allow a breakdown.
+    """
 
     of: str
     total_ns: int
@@ -39,14 +46,15 @@ class Breakdown:
 class _Inside:
     total_ns: int
     phases: tuple[PhaseTime, ...]
-    timed_by_proxy: bool  # False: HTTP front end and response are outside what was timed
+    timed_by_proxy: bool  # False: the time excludes the HTTP front end and the response
 
 
 def breakdown(path: Path, *, prefill_likely: bool, clocks: HostClocks) -> Breakdown:
-    """Phases of ``path``. ``prefill_likely``: prefill engines exist in this fleet, so a silent one may be on the path.
+    """Return the phases of ``path``.
 
-    Scope edge: to the edge's first generated token (a response that is not streamed: to its end). Without an edge: from D's
-    arrival, then D's phases alone; figures of different scope never mix.
+    ``prefill_likely``: prefill engines exist in this fleet, so one that reported nothing may be on the path.
+    Scope edge: up to the edge's first generated token; for a response that is not streamed, up to its end. Without an edge: D's
+    phases alone, from D's arrival. Figures of different scope never mix.
     """
     decode = path.decode
     if path.edge is None:
@@ -59,13 +67,13 @@ def breakdown(path: Path, *, prefill_likely: bool, clocks: HostClocks) -> Breakd
     on_path = path.prefill if path.handed_off is not False else None
     inside_p = _prefill(on_path) if on_path is not None else None
     if inside_d is not None and inside_d.total_ns > total:
-        # D's own clock claims more than the client waited: evidence of different moments; D's word is cut and its bound says so
+        # D's clock shows more than the client waited: D's phases are cut and their bounds widened
         inside_d = _Inside(total, close_sum(inside_d.phases, total, _rest(Place.DECODE, "", ())), inside_d.timed_by_proxy)
     spent_d = inside_d.total_ns if inside_d is not None else 0
     if inside_p is not None:
         inside_p = _before_d(inside_p, total - spent_d)
     if inside_p is not None and inside_p.total_ns > total - spent_d:
-        # P and D ran at once: P is not on the critical path beyond what D leaves
+        # P and D overlapped: P is on the critical path only for the time that D leaves
         rest = _rest(Place.PATH, "edge", (Phase.ROUTER_AND_HOPS, *_PREFILL_ALL))
         phases = inside_d.phases if inside_d is not None else ()
         return Breakdown(of, total, path_order(close_sum(phases, total, rest)), ("prefill_decode_overlap",))
@@ -75,8 +83,11 @@ def breakdown(path: Path, *, prefill_likely: bool, clocks: HostClocks) -> Breakd
 
 
 def _before_d(inside: _Inside, room_ns: int) -> _Inside:
-    """Without the end of P's response that lies beside D: it was told to be over a little after D had been asked (seen on the
-    real pair, whose API server stamps that when it gets the processor again)."""
+    """Cut the end of P's response that overlaps D.
+
+    On a real pair, P's response ended a little after D was called: the API server stamps the end when it gets the processor
+    again.
+    """
     beside = inside.total_ns - room_ns
     respond = next((p for p in inside.phases if p.phase is Phase.PREFILL_RESPOND), None)
     if beside <= 0 or respond is None or beside > respond.duration_ns:
@@ -86,7 +97,7 @@ def _before_d(inside: _Inside, room_ns: int) -> _Inside:
 
 
 def _pushed(path: Path) -> KvPublish | None:
-    """What P says of its own writes to D."""
+    """Return P's record of its own writes to D."""
     kept = [p for run in (path.prefill.runs if path.prefill is not None else ()) for p in run.publishes if p.done_ns is not None]
     return kept[-1] if kept else None
 
@@ -111,7 +122,10 @@ def _decode_scope(path: Path) -> Breakdown:
 def _between(
     path: Path, between_ns: int, inside_p: _Inside | None, inside_d: _Inside | None, prefill_likely: bool, clocks: HostClocks
 ) -> tuple[PhaseTime, ...]:
-    """The remainder: the router's and the hops' where every process on the path was timed from its door, else unattributed."""
+    """Return the time between the processes, as phases.
+
+    It is router and hops where every process on the path was timed from its arrival; otherwise it is unattributed.
+    """
     if not between_ns:
         return ()
     may_be: list[Phase] = [Phase.ROUTER_AND_HOPS]
@@ -129,7 +143,7 @@ def _between(
 
 
 def _prefill(visit: ProcessEvidence) -> _Inside | None:
-    """Arrival at P to its response complete."""
+    """Return P's phases, from the arrival at P to the complete response."""
     exchange, engine = visit.exchange, visit.engine
     own = _account(visit, Place.PREFILL, computes=True)
     span = _from_to(visit, own)
@@ -153,7 +167,10 @@ def _prefill(visit: ProcessEvidence) -> _Inside | None:
 
 
 def _decode(visit: ProcessEvidence, handed_off: bool | None, pushed: KvPublish | None, *, first_token: bool) -> _Inside | None:
-    """Arrival at D to the first token (or, not streamed, to the whole response) leaving D."""
+    """Return D's phases, from the arrival at D to the first token leaving D.
+
+    For a response that is not streamed, to the end of the whole response.
+    """
     exchange, engine = visit.exchange, visit.engine
     own = _account(visit, Place.DECODE, computes=handed_off is False, pushed=pushed)
     total = _decode_total(visit, own, first_token=first_token)
@@ -193,14 +210,17 @@ def _account(visit: ProcessEvidence, place: Place, *, computes: bool, pushed: Kv
 
 
 def _teller(visit: ProcessEvidence) -> str:
-    """Whose clock gave the whole time inside the process."""
+    """Return the source of the whole time inside the process."""
     if visit.exchange is not None:
         return "proxy"
     return "otlp" if visit.engine is not None else PLUGIN
 
 
 def _from_to(visit: ProcessEvidence, own: Account | None) -> tuple[int, int] | None:
-    """From arrival to the end of the response, on the wall clock of whoever saw both; the outermost witness."""
+    """Return arrival and end of response, by the wall clock of the outermost source.
+
+    The source must have seen both.
+    """
     exchange, engine, run = visit.exchange, visit.engine, visit.first_run
     if exchange is not None:
         return exchange.arrival_unix_ns, exchange.arrival_unix_ns + exchange.duration_ns
@@ -216,7 +236,10 @@ def _from_to(visit: ProcessEvidence, own: Account | None) -> tuple[int, int] | N
 def _doors(
     visit: ProcessEvidence, own: Account, span: tuple[int, int], doors: tuple[Phase, Phase], place: Place
 ) -> tuple[PhaseTime, ...]:
-    """The engine's account with what lies before it and after it, where its clock and that of the span's witness are one."""
+    """Return the engine's phases with the time before and after them.
+
+    That needs one clock for the engine and for the source of ``span``.
+    """
     exchange, run = visit.exchange, visit.first_run
     assert run is not None
     assert run.times is not None
@@ -243,7 +266,7 @@ def _decode_total(visit: ProcessEvidence, own: Account | None, *, first_token: b
 
 
 def _one_clock(one: Process, two: Process) -> bool:
-    """The sidecar stands on the engine's host, so their wall stamps may be compared."""
+    """Whether both are on one host, so that their wall stamps are comparable."""
     return bool(one.host) and one.host == two.host
 
 
@@ -252,17 +275,25 @@ def _engine(phase: Phase, duration_ns: int | None, place: Place) -> Sequence[Pha
 
 
 def _edge_part(phase: Phase, duration_ns: int, place: Place, source: str = "proxy+otlp") -> Sequence[PhaseTime]:
-    """The part of a phase between the proxy's stamp and the engine's, both wall clock of one host. A few microseconds below zero
-    are stamps of neighbouring moments; the phase is then 0."""
+    """Return the part of a phase between the proxy's stamp and the engine's.
+
+    Both are wall clock of one host. A few microseconds below zero come from stamps of neighbouring moments; the phase is then 0.
+    """
     return (PhaseTime(phase, max(0, duration_ns), place, source, max(0, -duration_ns)),)
 
 
 _AT_THE_DOORS = frozenset({Phase.PREFILL_ADMISSION, Phase.PREFILL_RESPOND, Phase.DECODE_ADMISSION, Phase.DECODE_RESPOND})
-"""Only a part of these is measured: between the proxy's stamp and the engine's, not what the engine does before and after."""
+"""Phases of which only a part is measured.
+
+The part lies between the proxy's stamp and the engine's; what the engine does before and after is not in it.
+"""
 
 
 def _unmeasured(every: Sequence[Phase], known: Sequence[PhaseTime]) -> tuple[Phase, ...]:
-    """What the rest of a process may be: all of its phases but those that the engine measured whole."""
+    """Return the phases that the unattributed rest of a process may hide.
+
+    All of its phases except those that the engine measured whole.
+    """
     measured = {p.phase for p in known} | {m for p in known for m in p.may_be}
     return tuple(phase for phase in every if phase in _AT_THE_DOORS or phase not in measured)
 
@@ -272,7 +303,10 @@ def _rest(place: Place, source: str, may_be: tuple[Phase, ...]) -> PhaseTime:
 
 
 def _widen(phases: Sequence[PhaseTime]) -> tuple[PhaseTime, ...]:
-    """A phase that the unattributed rest of its process may belong to is uncertain by that much."""
+    """Widen the bound of each phase that the unattributed rest may hide.
+
+    The bound grows by the length of that rest.
+    """
     doubt: dict[Phase, int] = {}
     for rest in phases:
         if rest.phase is _UNATTRIBUTED:

@@ -1,5 +1,8 @@
-"""What is odd about a request as a whole: sentences for its row, each "kind: detail" (kinds are in ``finding_kinds.py``).
-Pure."""
+"""Find what is odd about a request as a whole.
+
+Each finding is text for the request's row: "kind: detail" (kinds are in ``finding_kinds.py``).
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ _FAILED_LOADS: Final = frozenset({FetchOutcome.FAILED, FetchOutcome.TIMED_OUT, F
 
 
 def findings(group: RequestGroup, path: Path, verdict: KvOutcome | None, more: Iterable[str], trace_id: str) -> tuple[str, ...]:
-    """Those of ``group``, each once. ``verdict``: on its hand-off; ``more``: what else was found; ``trace_id``: the row's."""
+    """Return the findings of ``group``, each once.
+
+    ``verdict``: the outcome of its hand-off; ``more``: findings from elsewhere; ``trace_id``: that of the row.
+    """
     found = [f"{f.kind}: {f.detail}" if f.detail else f.kind for f in group.findings]
     found.extend(more)
     if path.edge is not None:
@@ -45,10 +51,10 @@ def findings(group: RequestGroup, path: Path, verdict: KvOutcome | None, more: I
 
 
 def _bad_attributes(group: RequestGroup, verdict: KvOutcome | None) -> Iterator[str]:
-    """Figures that were left out (case C15), but for those that every failed load leaves behind.
+    """Yield findings for absurd attributes that were dropped (case C15).
 
-    A load that failed ends its request before it was ever scheduled, and vLLM computes the queue time from a stamp of 0 then:
-    where the failure is known, that says nothing more, and one fault is not to read as two.
+    The exception: a load that failed ends its request before it was ever scheduled, and vLLM then computes the queue time from a
+    stamp of 0. Where the failure is known, that is not reported, so that one fault does not read as two.
     """
     follows = NEVER_SCHEDULED if verdict is not None and verdict.outcome in _FAILED_LOADS else ()
     for each in group.evidence:

@@ -1,4 +1,4 @@
-"""The row of a request: a pure function of the evidence that was joined."""
+"""Make the row of a request; a pure function of the joined evidence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What is known beside this request: which (role, source) pairs have reported lately; engines; clocks."""
+    """What is known beside this request.
+
+    ``reporting``: the (role, source) pairs that reported lately.
+    """
 
     reporting: Collection[tuple[Role, str]] = ()
     engines: EngineRegistry = field(default_factory=EngineRegistry)
@@ -34,26 +37,35 @@ class Fleet:
 
     @property
     def has_prefill(self) -> bool:
-        """Prefill engines exist, so one may be on the path even if it said nothing."""
+        """Whether prefill engines exist.
+
+        If so, one may be on the path even if it reported nothing.
+        """
         return any(role is Role.PREFILL for role, _ in self.reporting)
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What is said of a group. ``row``: None where nobody saw a request, only KV that was kept or loaded."""
+    """The rows of a group.
+
+    ``row``: None where no process saw a request, only KV that was published or loaded.
+    """
 
     row: RequestRow | None
     fetches: tuple[FetchRow, ...]
 
 
 def explain(group: RequestGroup, fleet: Fleet) -> RequestRow:
-    """The row of ``group``: of a decided one under its row id and version, of an open one under what its id would be now."""
+    """Return the row of ``group``.
+
+    A decided group keeps its row id and version; an open one gets the id that it would have now.
+    """
     path = path_of(group)
     return _row(group, fleet, path, judge(group, path, fleet.engines, fleet.clocks, fleet.hung_ns))
 
 
 def explain_all(group: RequestGroup, fleet: Fleet) -> Explained:
-    """As ``explain``, with its hand-offs."""
+    """Return the row of ``group`` and the rows of its hand-offs."""
     path = path_of(group)
     handed = judge(group, path, fleet.engines, fleet.clocks, fleet.hung_ns)
     row = _row(group, fleet, path, handed) if group.is_request else None
@@ -158,7 +170,10 @@ def _engine_of(path: Path) -> EngineRequest | None:
 
 
 def _times(group: RequestGroup, witness: Exchange | None, engine: EngineRequest | None) -> tuple[int, int]:
-    """Start and duration by the process that gives the scope; a start that nobody knows is the time of receipt."""
+    """Return start and duration, by the process that gives the scope.
+
+    An unknown start is the time of receipt.
+    """
     if witness is not None:
         return witness.arrival_unix_ns, witness.duration_ns
     starts = [e.start_unix_ns for e in group.evidence if e.start_unix_ns]
@@ -172,10 +187,13 @@ def _times(group: RequestGroup, witness: Exchange | None, engine: EngineRequest 
 def _outcome(
     path: Path, witness: Exchange | None, engine: EngineRequest | None, verdict: KvOutcome | None
 ) -> tuple[Outcome, str | None]:
-    """What the client got, as the outermost witness saw it; an inner failure keeps its error type. ``witness`` None: nobody who
-    stood before D did, and how P's own answer ended says nothing of a request that went on to D.
+    """Return what the client got, as the outermost proxy saw it, and the error type.
 
-    An answer that ended well on KV that cannot be trusted is ``tainted``: no count of good requests may hold it.
+    An inner failure keeps its error type.
+    ``witness`` is None where no proxy before D saw the request. How P's own answer ended says nothing about a request that went
+    on
+    to D.
+    An answer that ended well on KV that cannot be trusted is ``tainted``: no count of good requests may include it.
     """
     if witness is not None:
         inner = path.decode.exchange if path.decode else None
@@ -206,7 +224,7 @@ _ENDED = {
 
 
 def _of_engines(path: Path) -> Outcome:
-    """As the plugin in D, else in P, saw it end."""
+    """Return the outcome that the plugin in D, else in P, reported."""
     return _ENDED.get(_status(path) or "", Outcome.UNKNOWN)
 
 
@@ -217,7 +235,10 @@ def _status(path: Path) -> str | None:
 
 
 def _kv_outcome(path: Path, verdict: KvOutcome | None) -> str | None:
-    """None: no hand-off is known of. Proxies and spans cannot see one succeed: it is ``unknown`` until the plugin says more."""
+    """Return the outcome of the hand-off; None where no hand-off is known.
+
+    Proxies and spans cannot see a hand-off succeed: it is ``unknown`` until the plugin reports more.
+    """
     if verdict is not None and (verdict.outcome is not FetchOutcome.UNKNOWN or path.handed_off):
         return verdict.outcome.value
     return FetchOutcome.UNKNOWN.value if path.handed_off else None
@@ -230,14 +251,20 @@ def _kv_bytes(handed: RequestHandoffs) -> int | None:
 
 
 def _returned(handed: RequestHandoffs) -> int | None:
-    """Tokens of earlier turns that P took back from D and so did not compute."""
+    """Return how many tokens of earlier turns P fetched from D.
+
+    P did not compute these.
+    """
     back = [one.handoff.fetch for one in handed.every if one.handoff.backwards and one.verdict.outcome is FetchOutcome.OK]
     tokens = [fetch.tokens_wanted for fetch in back if fetch is not None and fetch.tokens_wanted is not None]
     return sum(tokens) if tokens else None
 
 
 def _probes(path: Path) -> tuple[str, ...]:
-    """A decode that was asked first and answered that its cache holds too little (llm-d's ``cache_hit_threshold``, case A23)."""
+    """Return a hint where another decode declined because its cache holds too little.
+
+    This is llm-d's ``cache_hit_threshold`` (case A23).
+    """
     for visit in path.decodes:
         if visit is not path.decode and visit.exchange is not None and "cache_threshold" in visit.exchange.finish_reasons:
             return (Hint.CACHE_PROBE.value,)
@@ -252,7 +279,10 @@ def _gaps(path: Path) -> Gaps | None:
 
 
 def _sketch(gaps: Gaps | None) -> GapSketch | None:
-    """None also for one that cannot be read: a newer sidecar's, or damage. Count and largest gap are still there."""
+    """Decode the sketch of gaps; None where it is unreadable.
+
+    That is a newer sidecar's sketch, or damage. Count and largest gap are still available.
+    """
     try:
         return GapSketch.decode(gaps.sketch) if gaps is not None else None
     except ValueError:
@@ -268,7 +298,10 @@ def _answered_tokens(path: Path, witness: Exchange | None, engine: EngineRequest
 
 
 def _client_id(group: RequestGroup, witness: Exchange | None) -> str | None:
-    """The client's own id: the edge's header, else what the router remembered, else the outermost proxy's header."""
+    """Return the client's own id.
+
+    The edge's header, else what the router recorded, else the outermost proxy's header.
+    """
     if group.edge is not None and witness is not None and witness.request_id is not None:
         return witness.request_id
     remembered = _first(e.record.request_id for e in group.evidence if isinstance(e.record, RouterCall))
@@ -276,13 +309,13 @@ def _client_id(group: RequestGroup, witness: Exchange | None) -> str | None:
 
 
 def _key(group: RequestGroup) -> str | None:
-    """The key under which this request is known: the edge's where there is one."""
+    """Return the request key of this request: the edge's, where there is one."""
     ordered = sorted(group.evidence, key=lambda e: (e is not group.edge, e.offset, e.span))
     return _first(key for e in ordered for key in e.keys)
 
 
 def _complete(path: Path, fleet: Fleet) -> bool:
-    """Evidence from every process known to be on the path; without a decode there is none."""
+    """Whether every process known to be on the path reported; never without a decode."""
     if path.decode is None:
         return False
     if path.handed_off is False:

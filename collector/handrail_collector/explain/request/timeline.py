@@ -1,8 +1,10 @@
-"""One engine's own account of a request, as phases from its queue to its first token: the plugin's times on one host's clock.
+"""Divide an engine's time, from queue to first token, into phases.
 
-What lies between two moments that are known is a phase where only one phase can lie there; where a moment between them is not
-known, it is ``unattributed`` with the phases that it may be. No phase is negative: a moment told to be before an earlier one (a
-poll saw it late) is moved to that one, and the phase's bound says by how much.
+The moments are the plugin's times, by one host's clock.
+The time between two known moments is a phase where only one phase can lie there. Where a moment between them is unknown, the
+time is ``unattributed`` with the phases that it may hide.
+No phase is negative. A moment stamped before an earlier one (a poll saw it late) moves to that earlier one, and the phase's
+bound grows by the shift.
 """
 
 from __future__ import annotations
@@ -15,17 +17,23 @@ from handrail.records import EngineTimes, KvFetch, KvPublish
 
 PLUGIN = "plugin"
 PREEMPTED = "plugin-preempted"
-"""Source of the part of a phase that the request stood preempted."""
+"""Source of the part of a phase during which the request was preempted."""
 PEER = "plugin-peer"
 """Source of a transfer's time by the clock of the engine that pushed it."""
 
 CLOCK_NS = 1_000
-"""Moments of several processes of one host, put on one clock by wall stamps taken a microsecond apart."""
+"""Bound of moments from several processes of one host, put on one clock.
+
+Their wall stamps are taken a microsecond apart.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """``phase`` ends at ``end_unix_ns`` (None: not known), or at most ``bound_ns`` before."""
+    """The end of a phase.
+
+    The phase ends at ``end_unix_ns`` (None: unknown), or at most ``bound_ns`` before.
+    """
 
     phase: Phase
     end_unix_ns: int | None
@@ -34,7 +42,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Phases from ``begin_unix_ns``, when the engine's scheduler knew the request, to ``first_unix_ns``, its first token."""
+    """The phases inside an engine, up to the first token.
+
+    They run from ``begin_unix_ns``, when the scheduler knew the request, to ``first_unix_ns``, its first token.
+    """
 
     begin_unix_ns: int
     first_unix_ns: int
@@ -44,7 +55,10 @@ class Account:
 def account(
     times: EngineTimes, fetch: KvFetch | None, place: Place, *, computes: bool, pushed: KvPublish | None = None
 ) -> Account | None:
-    """None before the first token. ``computes``: the prompt is computed here; ``pushed``: what the peer that wrote says of it."""
+    """Return the phases inside the engine; None before the first token.
+
+    ``computes``: the prompt is computed here. ``pushed``: the peer's record of its writes.
+    """
     if times.first_token_ns is None:
         return None
     queued = times.queued_unix_ns
@@ -64,28 +78,31 @@ def _marks(times: EngineTimes, fetch: KvFetch | None, computes: bool) -> list[Ma
         return [queue, step]
     load = _load(fetch)
     started, scheduled = load[0].end_unix_ns, queue.end_unix_ns
-    if started is not None and scheduled is not None and started > scheduled:  # a connector that loads within the step
+    if started is not None and scheduled is not None and started > scheduled:  # the connector loads within the step
         return [queue, *(mark for mark in load if mark.phase is not Phase.KV_NOTICE), step]
     return [*load, queue, step]
 
 
 def _load(fetch: KvFetch) -> list[Mark]:
-    """A load of a peer that is known waits until its transfer is posted: one step's loads are posted one behind the other."""
+    """Return the marks of a KV fetch.
+
+    With a known peer, a load waits until its transfer is posted: the loads of one step are posted one after another.
+    """
     known = fetch.known_unix_ns
     started, posted = _at(known, fetch.load_started_ns), _at(known, fetch.posted_ns)
     done, noticed = _at(known, fetch.done_ns), _at(known, fetch.noticed_ns)
-    if fetch.handshake_begin_ns is not None:  # until it could be posted: after a contact the engine does so at its next step
+    if fetch.handshake_begin_ns is not None:  # after a handshake the engine posts at its next step
         wait = Mark(Phase.KV_WAIT, started, fetch.load_started_bound_ns)
         ended = posted if posted is not None else _at(known, fetch.handshake_end_ns)
         contact = Mark(Phase.KV_HANDSHAKE, ended, fetch.handshake_bound_ns)
     elif posted is not None:
         wait = Mark(Phase.KV_WAIT, posted, fetch.posted_bound_ns)
         contact = Mark(Phase.KV_HANDSHAKE, posted)
-    else:  # a connector that does not say when it posts: its transfer is the load
+    else:  # the connector reports no post: its transfer is the whole load
         wait = Mark(Phase.KV_WAIT, started, fetch.load_started_bound_ns)
         contact = Mark(Phase.KV_HANDSHAKE, started if done is not None else None)
     if done is None and noticed is not None and (fetch.failure is not None or fetch.effect is not None):
-        # what it was at until the scheduler learned that it had failed
+        # the phase it was in until the scheduler learned of the failure
         if fetch.handshake_begin_ns is not None and contact.end_unix_ns is None:
             return [wait, replace(contact, end_unix_ns=noticed, bound_ns=fetch.noticed_bound_ns)]
         return [wait, contact, Mark(Phase.KV_TRANSFER, noticed, fetch.noticed_bound_ns)]
@@ -116,7 +133,10 @@ def _segments(begin: int, last: int, marks: Iterable[Mark], place: Place) -> lis
 
 
 def _by_peer(phases: Sequence[PhaseTime], pushed: KvPublish) -> list[PhaseTime]:
-    """The writer's clock says how long the write took; the rest of the wait is before or after it, unknown which."""
+    """Use the writer's clock for the duration of a pushed transfer.
+
+    The rest of the wait is before or after it; which one is unknown.
+    """
     if pushed.posted_ns is None or pushed.done_ns is None:
         return list(phases)
     found: list[PhaseTime] = []
@@ -133,7 +153,10 @@ def _by_peer(phases: Sequence[PhaseTime], pushed: KvPublish) -> list[PhaseTime]:
 
 
 def _preempted_apart(phases: Sequence[PhaseTime], times: EngineTimes) -> tuple[PhaseTime, ...]:
-    """The time it stood preempted before its first token lies within its compute; it is told as a part of its own."""
+    """Split off the time during which the request was preempted.
+
+    Only time before its first token counts. It lies within the compute phase and becomes a part of its own.
+    """
     found: list[PhaseTime] = []
     for phase in phases:
         pause = min(times.preempted_before_first_ns, phase.duration_ns)

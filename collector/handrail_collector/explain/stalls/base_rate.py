@@ -1,8 +1,10 @@
-"""How often the evidence of a cause is there when no stream stands still: in windows as long as the stall, of the same process.
+"""Measure how often a cause's evidence is present when no stream stalls.
 
-Windows are drawn from the time in which streams of the process are known to have run, less that in which they stood still: where
-stalls fill much of the time (a processor quota, a long prompt in chunks) windows out of all of it would hold the cause as often
-as the stalls do, and nothing could ever be named. What is merely frequent is frequent here too: that is what it is compared for.
+The comparison uses windows as long as the stall, of the same process.
+Windows come from the time in which streams of the process ran, less the time in which they stalled. Where stalls fill much of
+the time (a processor quota, a long prompt in chunks), windows from all of it would show the cause as often as the stalls do,
+and no cause could ever be named.
+Evidence that is merely frequent is frequent in these windows too: that is why they are compared.
 """
 
 from __future__ import annotations
@@ -19,32 +21,37 @@ from handrail_collector.explain.stalls.evidence import LATE_NS, StallCause, Stal
 from handrail_collector.stitch.engine_activity import EngineTimeline, LongStep, Second
 
 AROUND_NS: Final = 120_000_000_000
-"""How far from a stall it is looked for windows."""
+"""How far from a stall windows are drawn."""
 
 WINDOWS: Final = 256
 ENOUGH: Final = 0.7
-"""A window counts that has this part of what the stall has."""
+"""Share of the stall's evidence that a window needs to count as a hit."""
 
 Amount = tuple[float, float, float]
-"""From, to, how much."""
+"""Evidence in an interval: (begin, end, amount)."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """An engine around some time: how much of each cause there was when, and the time to compare with."""
+    """An engine's evidence around some time, and the ordinary time to compare with.
+
+    ``curves``: the running total of each cause's evidence.
+    """
 
     origin_ns: int
     curves: dict[StallCause, CumulativeTotal]
     ordinary: Stretches
 
     def chance(self, cause: StallCause, of: StallWindow, doings: EngineTimeline) -> float:
-        """The share of windows without a stall that have as much of ``cause`` as ``doings`` had during the stall, or nearly.
+        """Return the share of windows without a stall that hold as much of ``cause``.
 
-        Windows are as long as the stall; for what steps computed, as long as the time in which its last step must have ended.
-        Never 0: of little time little is known (a Beta prior of a half each, over as many windows as do not overlap). 1 where
-        nothing can be compared.
+        A window counts if it holds at least ``ENOUGH`` of what ``doings`` had during the stall.
+        Windows are as long as the stall; for a step's work, as long as the time in which the stall's last step must have ended.
+        The share is never 0, because little time proves little: a Beta prior of a half each, over as many windows as do not
+        overlap.
+        It is 1 where nothing can be compared.
         """
         begin, end = of.last_steps if cause in OF_STEPS else (of.begin - LATE_NS, of.end)
         length = float(end - begin)
@@ -61,7 +68,7 @@ class Base:
 
 
 def base_of(doings: EngineTimeline, at_unix_ns: int) -> Base:
-    """That of an engine around a time, by what it has told so far."""
+    """Return the comparison data of an engine around a time, from all reports so far."""
     first, last = at_unix_ns - AROUND_NS, at_unix_ns + AROUND_NS
     ran = [(max(first, s.begin_unix_ns), min(last, s.end_unix_ns)) for s in doings.streams.during(first, last)]
     stalled = [(s.begin_unix_ns - LATE_NS, s.end_unix_ns + LATE_NS) for s in doings.stalls.during(first, last)]
@@ -74,7 +81,10 @@ def base_of(doings: EngineTimeline, at_unix_ns: int) -> Base:
 
 
 OF_STEPS: Final = frozenset({StallCause.PREFILL_COSCHEDULED, StallCause.PREEMPTION})
-"""What a step computed beside the stream: it comes with the end of that step."""
+"""Causes that are work of a step beside the stream's own tokens.
+
+Their evidence appears at the end of that step.
+"""
 
 _INFERRED: Final = (
     StallCause.PREFILL_COSCHEDULED,
@@ -86,7 +96,7 @@ _INFERRED: Final = (
 
 
 def _amounts(cause: StallCause, doings: EngineTimeline, first: int, last: int) -> list[Amount]:
-    """What there was of the evidence of a cause, and when."""
+    """Return the evidence of a cause: how much of it there was, and when."""
     if cause is StallCause.PREFILL_COSCHEDULED:
         return _tokens(doings, first, last, lambda each: each.prefill_tokens)
     if cause is StallCause.PREEMPTION:
@@ -99,7 +109,10 @@ def _amounts(cause: StallCause, doings: EngineTimeline, first: int, last: int) -
 
 
 def _tokens(doings: EngineTimeline, first: int, last: int, tokens: Callable[[LongStep | Second], int]) -> list[Amount]:
-    """Of long steps at their ends, of the others spread over their second."""
+    """Return the tokens of steps as evidence over time.
+
+    A long step's tokens count at its end; those of other steps are spread over their second.
+    """
     seconds = list(doings.seconds.during(first, last))
     if seconds:
         first, last = min(first, seconds[0].begin_unix_ns), max(last, seconds[-1].end_unix_ns)

@@ -1,11 +1,13 @@
-"""Why did a stream stand still? What can account for it, weighed by how often that is there when nothing stands still. Pure.
+"""Decide why a stream stalled.
 
-A cause is named when it can account for half of what the stall took too long, and when the doubt that it was there by chance is
-small. Of an engine's stalls that no other cause can account for, let q be the share that this one makes, and p how often its
-evidence is there without a stall. Then it is there in f = q + (1 - q) p of them, and where it is, by chance with the probability
-(1 - q) p / f (in epidemiology, one less the attributable fraction among the exposed). q is learned from the stalls of the last
-minutes, from a prior that doubts: with ``PRIOR_NONE`` the cause makes none, else any share is as likely. Causes whose times were
-shuffled are there in p of the stalls, so q goes to none and nothing is named (tests/bench/stalls).
+Each possible cause is weighed by how often its evidence is present without a stall. Pure.
+A cause is named when it accounts for at least half of the stall's excess, and when the doubt that it was present by chance is
+small. Take an engine's stalls that no other cause can account for. Let q be the share of them that this cause makes, and p how
+often its evidence is present without a stall. Then it is present in f = q + (1 - q) p of them. Where it is present, it is so by
+chance with the probability (1 - q) p / f (in epidemiology, one less the attributable fraction among the exposed).
+q is learned from the stalls of the last minutes, from a sceptical prior: with ``PRIOR_NONE`` the cause makes none, otherwise any
+share is equally likely. A cause whose times were shuffled is present in p of the stalls, so q goes to zero and nothing is named
+(tests/bench/stalls).
 """
 
 from __future__ import annotations
@@ -20,24 +22,30 @@ from handrail_collector.explain.stalls.evidence import Shares, StallCause, Stall
 from handrail_collector.stitch.engine_activity import BaseRateSample, EngineTimeline
 
 ENOUGH: Final = 0.5
-"""Of what a stall took too long, so much is to be accounted for."""
+"""Share of a stall's excess that a cause must account for."""
 
 DOUBT: Final = 0.05
-"""The most doubt with which a cause is named."""
+"""Most doubt with which a cause is named."""
 
 PRIOR_NONE: Final = 0.7
 PRIOR_NONE_OF_STEPS: Final = 0.5
-"""What made a step long was in that step. With no more doubt than this a first stall is named where the evidence is there by
-chance at most 1.7 % of the time, so of stalls that other things made no more than so many are."""
+"""Prior probability that a cause inside steps makes no stalls here.
+
+It is lower, because what made a step long was in that step. With it, a first stall is named where the evidence is present by
+chance at most 1.7 % of the time. So of stalls with other causes, no more than that share is misnamed.
+"""
 
 _SHARES: Final = np.concatenate([[0.0], (np.arange(20) + 0.5) / 20])
 
 
 @dataclass(frozen=True, slots=True)
 class StallVerdict:
-    """``lift``: how much more often the evidence is there in the engine's stalls that nothing else accounts for, this one
-    counted, than in windows without a stall; None where nothing is inferred. ``doubt``: the probability that it was there by
-    chance. ``accounted_ns``: how much of the stall it can account for.
+    """The named cause of a stall, with its evidence.
+
+    ``lift``: how many times as often the evidence is present in the engine's stalls that nothing else accounts for (this one
+    included) as in windows without a stall; None where the cause is measured, not inferred.
+    ``doubt``: the probability that the evidence was present by chance.
+    ``accounted_ns``: how much of the stall the cause accounts for.
     """
 
     cause: StallCause
@@ -48,7 +56,7 @@ class StallVerdict:
 
 
 def accounting(found: Shares, excess_ns: int) -> list[StallCause]:
-    """The causes that can account for enough, those that can for most first."""
+    """Return the causes that account for enough of a stall, largest first."""
     enough = [cause for cause, ns in found.ns.items() if ns >= ENOUGH * excess_ns]
     return sorted(enough, key=lambda cause: -found.ns[cause])
 
@@ -56,7 +64,10 @@ def accounting(found: Shares, excess_ns: int) -> list[StallCause]:
 def verdict(
     of: StallWindow, found: Shares, base: Base | None, doings: EngineTimeline | None, own: BaseRateSample | None
 ) -> StallVerdict:
-    """Of one stall. ``base`` and ``doings``: of the engine; ``own``: which of its trials this stall is of."""
+    """Return the verdict on one stall.
+
+    ``base`` and ``doings`` are of the engine; ``own`` is the sample that already counts this stall.
+    """
     weighed = [_weighed(cause, of, found, base, doings, own) for cause in accounting(found, of.excess_ns)]
     named = next((each for each in weighed if each.doubt is not None and each.doubt <= DOUBT), None)
     if named is not None:
@@ -76,7 +87,7 @@ def _weighed(
     if cause is StallCause.CLIENT_BACKPRESSURE or (
         cause is StallCause.PREEMPTION and of.preempted and _own_preemption(of, found)
     ):
-        # no coincidence: while nothing was read nothing could come, and who stands preempted makes no token
+        # measured, not inferred: nothing arrives while nothing is read, and a preempted request makes no token
         return StallVerdict(cause, found.ns[cause], None, 0.0, lines)
     chance = base.chance(cause, of, doings) if base is not None and doings is not None else 1.0
     trials = doings.trials.values() if doings is not None else ()
@@ -94,9 +105,10 @@ def _own_preemption(of: StallWindow, found: Shares) -> bool:
 
 
 def _doubt(chance: float, present: float, stalls: float, none: float) -> float:
-    """That evidence, there without a stall so often, was there by chance; it was there in ``present`` of the other ``stalls``.
+    """Return the probability that the evidence was present by chance.
 
-    ``none``: how likely it is from the start that the cause makes no stalls here.
+    ``chance``: how often it is present without a stall. It was present in ``present`` of the other ``stalls``.
+    ``none``: the prior probability that the cause makes no stalls here.
     """
     there = np.minimum(_SHARES + (1 - _SHARES) * chance, 1 - 1e-9)
     prior = np.concatenate([[none], np.full(20, (1 - none) / 20)])
@@ -107,7 +119,7 @@ def _doubt(chance: float, present: float, stalls: float, none: float) -> float:
 
 
 def _rejected(each: StallVerdict) -> str:
-    assert each.lift is not None  # what is measured is named
+    assert each.lift is not None  # a measured cause is always named
     assert each.doubt is not None
     how = f"{each.lift:.3g} times as often as without a stall, by chance in {100 * each.doubt:.2g} %"
     return f"{each.evidence[0]}, but that may be chance ({how})"

@@ -1,6 +1,6 @@
-"""How much of something there was by each moment: a running total of amounts spread over intervals, asked for at any time.
+"""Sum amounts over intervals into a running total, to query at any time.
 
-What windows of time have of it is then one subtraction each, for a thousand windows as fast as for one.
+The amount in a window is then one subtraction, for a thousand windows as fast as for one.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class CumulativeTotal:
-    """The total at each of ``times_ns``, ascending; between two of them in proportion."""
+    """The total at each of ``times_ns``, ascending; linear between two of them."""
 
     times_ns: Floats
     totals: Floats
 
     def until(self, at_ns: Floats) -> Floats:
-        """The total by each time."""
+        """Return the total up to each time."""
         if not len(self.times_ns):
             return np.zeros(len(at_ns))
         return np.interp(at_ns, self.times_ns, self.totals)
 
     def within(self, begin_ns: float, end_ns: float) -> float:
-        """How much there was from the one to the other."""
+        """Return the amount between two times."""
         first, last = self.until(np.array([begin_ns, end_ns], np.float64))
         return float(last - first)
 
 
 def curve_of(amounts: Iterable[tuple[float, float, float]], origin_ns: int = 0) -> CumulativeTotal:
-    """Of (begin, end, amount); intervals may overlap, one of no length counts at its moment. Times are less ``origin_ns``.
+    """Return the running total of (begin, end, amount) intervals.
 
-    A float holds nanoseconds of a day exactly, and not those since 1970: an origin nearby keeps them.
+    Intervals may overlap; one of no length counts at its moment. Times in the result are less ``origin_ns``.
+    A float holds the nanoseconds of a day exactly, but not those since 1970: choose an origin nearby.
     """
     given = [(begin - origin_ns, max(end - origin_ns, begin - origin_ns + 1), amount) for begin, end, amount in amounts]
     if not given:
@@ -53,19 +54,25 @@ def curve_of(amounts: Iterable[tuple[float, float, float]], origin_ns: int = 0) 
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """Parts of time laid end to end, so that windows can be drawn from them as from one. Times are less some origin."""
+    """Separate stretches of time laid end to end, so that windows can cross them.
+
+    Times are less some origin.
+    """
 
     begins_ns: Floats
     offsets_ns: Floats  # of each part: the length of those before it
     total_ns: float
 
     def at(self, along_ns: Floats) -> tuple[NDArray[np.int64], Floats]:
-        """Which part each place lies in, and its time."""
+        """Return the stretch of each position, and its time."""
         parts = np.clip(np.searchsorted(self.offsets_ns, along_ns, side="right") - 1, 0, len(self.begins_ns) - 1)
         return parts, self.begins_ns[parts] + along_ns - self.offsets_ns[parts]
 
     def amounts(self, curve: CumulativeTotal, starts_ns: Floats, length_ns: float) -> Floats:
-        """What windows of this length have of ``curve``, by where they start along the parts."""
+        """Return the amount of ``curve`` in windows of this length.
+
+        ``starts_ns``: where the windows start along the stretches.
+        """
         if not len(self.begins_ns):
             return np.zeros(len(starts_ns))
         lengths = np.diff(np.append(self.offsets_ns, self.total_ns))
@@ -81,7 +88,10 @@ class Stretches:
 
 
 def stretches(wanted: Sequence[tuple[float, float]], without: Sequence[tuple[float, float]], origin_ns: int = 0) -> Stretches:
-    """The union of ``wanted`` less that of ``without``; each begin and end, in any order."""
+    """Return the union of ``wanted`` less the union of ``without``.
+
+    Each is (begin, end), in any order.
+    """
     parts = _less(_union(wanted), _union(without))
     begins = np.array([begin - origin_ns for begin, _ in parts], np.float64)
     lengths = np.array([end - begin for begin, end in parts], np.float64)

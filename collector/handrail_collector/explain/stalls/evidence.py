@@ -1,9 +1,13 @@
-"""What could have made a stream stand still in a stretch of time, and how much of that time each of it can account for.
+"""Attribute a stall's time to what may have caused it.
 
-Time is given away once, to what is measured before what is inferred: what the client held up and pauses whose reason the kernel
-told, then the request's own preemption, then what a slower clock cost, then what the long steps ran (tokens computed again, other
-prompts' tokens: as much as so many took in the engine's quick steps), then pauses without a reason, which a long step may itself
-have made by keeping the interpreter's lock, then what so many tokens took in its slow steps; KV that landed gets what is left.
+Each part of the time goes to one cause only, measured evidence before inferred. The order:
+1. time that the client held up, and pauses with a reason from the kernel;
+2. the request's own preemption;
+3. the cost of a slower GPU clock;
+4. the work of long steps (recomputed tokens, other prompts' tokens): as much as so many tokens took in the engine's quick steps;
+5. pauses without a reason, which a long step may itself have made by holding the interpreter's lock;
+6. the work of long steps again, up to what so many tokens took in the engine's slow steps;
+7. KV that landed, for the rest.
 """
 
 from __future__ import annotations
@@ -16,40 +20,51 @@ from typing import Final
 from handrail_collector.stitch.engine_activity import LEAST_TOKENS, READING_NS, EngineTimeline, GpuClockReadings, LongStep
 
 LATE_NS: Final = 10_000_000
-"""A token is seen so much after the end of its step, at most; and a landing may lie so much before what it delays."""
+"""Most time between the end of a step and the moment its token is seen.
+
+A KV landing may also lie this long before what it delays.
+"""
 
 SLOWED: Final = 0.9
-"""A clock below this part of the usual one is slow, if something holds it down."""
+"""Share of the usual clock below which a GPU is slow, if something throttles it."""
 
 NO_REASON: Final = "held"
-"""What the plugin says of a pause whose reason the kernel does not tell (plugin/pauses.py)."""
+"""The plugin's reason for a pause that the kernel does not explain.
+
+See plugin/pauses.py.
+"""
 
 PLAUSIBLE: Final = 2.0
-"""So many times what tokens take in the engine's other long steps, quick or slow ones, and no more, they may have taken here."""
+"""Most that tokens may have taken here, as a multiple of other long steps.
+
+It applies to quick and to slow steps alike.
+"""
 
 Interval = tuple[int, int]
-"""From, to."""
+"""(begin, end)."""
 
 
 class StallCause(str, Enum):
-    """Why a stream stood still."""
+    """Why a stream stalled."""
 
     PREFILL_COSCHEDULED = "prefill_coscheduled"  # a step also computed other prompts
     KV_LANDING = "kv_landing"  # the engine worked on another request's KV load
-    PREEMPTION = "preemption"  # this request stood preempted, or a step computed again what a preemption had thrown away
+    PREEMPTION = "preemption"  # this request was preempted, or a step recomputed what a preemption had discarded
     GPU_THROTTLED = "gpu_throttled"
-    HOST_PAUSE = "host_pause"  # a process on the way had no processor, or collected garbage
+    HOST_PAUSE = "host_pause"  # a process on the path had no processor, or collected garbage
     CLIENT_BACKPRESSURE = "client_backpressure"
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallWindow:
-    """One stall and all that is known of its time. ``begin`` and ``end`` are wall clock of the engine's host.
+    """One stall and all evidence about its time.
 
-    ``doings``: the engine's; None where it said nothing, or where its own stream did not stand still. ``observer``: those of who
-    saw the stall, where that is another process, and ``seen``: when, on its clock. ``preempted``: when the request stood
-    preempted. ``held_ns``: for so long nothing was read, since the client took nothing.
+    ``begin`` and ``end`` are wall clock of the engine's host.
+    ``doings``: the engine's activity; None where it reported nothing, or where its own stream did not stall.
+    ``observer``: the activity of another process that saw the stall; ``seen``: the stall's time on that process's clock.
+    ``preempted``: when the request was preempted.
+    ``held_ns``: how long nothing was read because the client took nothing.
     """
 
     begin: int
@@ -63,30 +78,34 @@ class StallWindow:
 
     @property
     def excess_ns(self) -> int:
-        """By how much it is longer than usual."""
+        """How much longer the gap is than the median."""
         return self.end - self.begin - self.median_ns
 
     @property
     def last_steps(self) -> Interval:
-        """Where the last of the steps that made it ended, if steps did.
+        """The time in which the last step of the stall ended, if steps caused it.
 
-        A stream's token comes at the end of each step that the stream is in, so what else a step computed held up the token that
-        ended the stall, and none before it. That step may be an ordinary one after those which computed prompts alone.
+        A stream's token comes at the end of each step that includes the stream. So other work in a step delays the token that
+        ended the
+        stall, and none before it. That step may be an ordinary one after steps that computed prompts alone.
         """
         return self.end - max(LATE_NS + 2 * self.median_ns, (self.end - self.begin) // 4), self.end + LATE_NS
 
 
 @dataclass(slots=True)
 class Shares:
-    """How much of a stall each cause can account for, ns, and the strongest evidence of each in words."""
+    """The time of a stall that each cause accounts for, in ns.
+
+    ``words``: the strongest evidence of each cause, as text.
+    """
 
     left_ns: int
     ns: dict[StallCause, int] = field(default_factory=dict)
     words: dict[StallCause, str] = field(default_factory=dict)
-    most_ns: dict[StallCause, int] = field(default_factory=dict)  # given at once
+    most_ns: dict[StallCause, int] = field(default_factory=dict)  # largest single amount
 
     def give(self, cause: StallCause, ns: float, words: str) -> None:
-        """As much of ``ns`` as is left."""
+        """Give a cause as much of ``ns`` as is left."""
         taken = min(self.left_ns, round(ns))
         if taken > 0:
             if taken > self.most_ns.get(cause, 0):
@@ -96,7 +115,7 @@ class Shares:
 
 
 def attribute_time(of: StallWindow) -> Shares:
-    """What can account for a stall."""
+    """Return how much of a stall each cause accounts for."""
     found = Shares(of.end - of.begin)
     found.give(StallCause.CLIENT_BACKPRESSURE, of.held_ns, f"nothing was read for {ms(of.held_ns)}: the client took nothing")
     if of.observer is not None:
@@ -124,7 +143,10 @@ def attribute_time(of: StallWindow) -> Shares:
 
 
 def _pauses(found: Shares, doings: EngineTimeline, begin: int, end: int, *, reasoned: bool) -> list[Interval]:
-    """Those of any of its processes, with a reason or without, told of the one that stood longest. Their union."""
+    """Account for pauses of the engine's processes, with or without a reason.
+
+    The text names the longest pause. Returns the union of the pauses.
+    """
     pauses = [each for each in doings.pauses.during(begin, end) if (each.why != NO_REASON) is reasoned]
     if not pauses:
         return []
@@ -136,7 +158,7 @@ def _pauses(found: Shares, doings: EngineTimeline, begin: int, end: int, *, reas
 
 
 def _slowed(found: Shares, doings: EngineTimeline, begin: int, end: int) -> float:
-    """What the slowest GPU's clock cost while something held it down."""
+    """Account for the slowest GPU's throttled clock; return the time that it cost."""
     worst, words = 0.0, ""
     for key, gpu in doings.gpus.items():
         lost, lowest, why = 0.0, 1.0, ""
@@ -153,7 +175,7 @@ def _slowed(found: Shares, doings: EngineTimeline, begin: int, end: int) -> floa
 
 
 def slow_times(gpu: GpuClockReadings, begin: int, end: int) -> Iterable[tuple[int, int, float, tuple[str, ...]]]:
-    """From, to, share of the usual clock, and what held it down, of the times about then in which a GPU was slow.
+    """Yield when a GPU ran slow around a time: (begin, end, share of clock, reasons).
 
     Each reading stands for the time half-way to its neighbours.
     """
@@ -170,8 +192,10 @@ def slow_times(gpu: GpuClockReadings, begin: int, end: int) -> Iterable[tuple[in
 
 @dataclass(frozen=True, slots=True)
 class _ForeignWork:
-    """Long steps that computed tokens which are none of this stream's. ``more_ns``: by how much each was longer than usual, of
-    the time that is not given already; ``a_token_ns``: as in ``EngineTimeline``.
+    """Long steps that computed tokens of other streams.
+
+    ``more_ns``: how much longer than usual each step was, in time that is not attributed yet.
+    ``a_token_ns``: as in ``EngineTimeline``.
     """
 
     steps: tuple[LongStep, ...] = ()
@@ -179,7 +203,10 @@ class _ForeignWork:
     a_token_ns: tuple[float, float] | None = None
 
     def give(self, found: Shares, *, slow: bool) -> None:
-        """What so many tokens may have taken; ``slow``: and what they took beyond that, as others did at this engine."""
+        """Account for the time that so many tokens plausibly took in quick steps.
+
+        ``slow``: account for what they took beyond that, as in the engine's slow steps.
+        """
         tokens = [(step.resumed_tokens, step.prefill_tokens) for step in self.steps]
         words = [self._words([each[number] for each in tokens], what) for number, (_, what) in enumerate(_COMPUTED)]
         for step_tokens, more_ns in zip(tokens, self.more_ns, strict=True):
@@ -212,13 +239,16 @@ _COMPUTED: Final = (
 
 
 def _work(doings: EngineTimeline, of: StallWindow, taken: Sequence[Interval], slowed_ns: float) -> _ForeignWork:
-    """What of the long steps may have gone into such tokens. ``taken`` and ``slowed_ns`` are given already."""
+    """Return the long steps that may have delayed the stream.
+
+    ``taken`` and ``slowed_ns`` are attributed already.
+    """
     begin, end = of.begin - LATE_NS, of.end
     earliest, latest = of.last_steps
     heavy = [
         step
         for step in doings.steps.during(begin, end)
-        if of.begin < step.end_unix_ns <= latest  # one that ended before gave the token before
+        if of.begin < step.end_unix_ns <= latest  # a step that ended earlier produced the previous token
         and step.prefill_tokens + step.resumed_tokens >= LEAST_TOKENS
         and _took_ns(step) > 0
     ]
@@ -257,5 +287,5 @@ def _length(intervals: Iterable[Interval]) -> int:
 
 
 def ms(ns: int) -> str:
-    """In milliseconds, to read."""
+    """Format nanoseconds as milliseconds."""
     return f"{ns / 1e6:,.0f} ms"

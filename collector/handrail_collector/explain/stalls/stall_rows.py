@@ -1,7 +1,8 @@
-"""The stalls of a request as rows: which of its witnesses' gaps they are, what the engine did then, and what made them.
+"""Make rows of a request's stalls, each with its cause.
 
-The stalls are those that the outermost witness of the stream saw, as are the gaps of the row. What the engine did is found by its
-own clock: from the first token on the stream lies there as it lies here, so no clocks of two hosts are compared.
+The stalls are those that the outermost observer of the stream saw, as are the gaps of the request's row.
+The engine's activity is found by the engine's own clock: the stream since its first token is the same there as here, so no
+clocks of two hosts are compared.
 """
 
 from __future__ import annotations
@@ -24,10 +25,16 @@ from handrail_collector.stitch.engine_activity import LEAST_TOKENS, Activity, En
 from handrail_collector.stitch.group import RequestGroup
 
 ALIKE_NS: Final = 50_000_000
-"""Two witnesses see one stall so much apart at most, counted from the stream's first content."""
+"""Most difference between two observers' times of one stall.
+
+Times count from the stream's first content.
+"""
 
 BASE_KEPT_NS: Final = 5_000_000_000
-"""So long what was compared with serves for stalls nearby: to make it anew takes some milliseconds, of a busy engine 60."""
+"""How long the comparison data serve for nearby stalls.
+
+A new computation takes some milliseconds; 60 for a busy engine.
+"""
 
 BASES: Final = 256
 DECODE, ON_PATH = "decode", "path"
@@ -35,7 +42,7 @@ DECODE, ON_PATH = "decode", "path"
 
 @dataclass(frozen=True, slots=True)
 class WitnessedStall:
-    """One stall of a request: what its witness saw, and where it stands."""
+    """One stall of a request: the observed gap, its time and evidence, its place."""
 
     stall: Stall
     suspect: StallWindow
@@ -44,17 +51,20 @@ class WitnessedStall:
 
 @dataclass(slots=True)
 class StallDesk:
-    """Explains stalls by what engines were doing, and remembers them as what later ones are compared with."""
+    """Explain stalls by engine activity, and remember them for later comparison."""
 
     activity: Activity = field(default_factory=Activity)
-    _bases: OrderedDict[tuple[int, int], _CachedBase] = field(default_factory=OrderedDict)  # by id of the doings, and time
+    _bases: OrderedDict[tuple[int, int], _CachedBase] = field(default_factory=OrderedDict)  # by id of the activity, and time slot
 
     def with_standstills(self, group: RequestGroup, row: RequestRow) -> RequestRow:
-        """``row`` of ``group``, with how long the processes of its engines stood still before its first token."""
+        """Return ``row`` with its engines' pauses before the first token."""
         return with_standstills(row, path_of(group), self.activity) if has_pause_data(row, self.activity) else row
 
     def explain(self, group: RequestGroup, row: RequestRow) -> list[StallRow]:
-        """Rows of ``row``'s stalls, of its version. Told once of each request: what later versions say is not learned again."""
+        """Return the rows of ``row``'s stalls, in its version.
+
+        Each request's stalls are learned once; later versions do not add to the base rates.
+        """
         path = path_of(group)
         seen = list(stalls_seen(path, self.activity))
         found = [attribute_time(each.suspect) for each in seen]
@@ -79,7 +89,10 @@ class StallDesk:
         return verdict(compared, of, self._base(doings, compared.begin), doings, own)
 
     def _base(self, doings: EngineTimeline, begin: int) -> Base:
-        """One that was made for about this time, unless much was told since then that it should hold."""
+        """Return cached comparison data for about this time.
+
+        They are recomputed where many relevant reports arrived since.
+        """
         slot = begin // BASE_KEPT_NS
         key = id(doings), slot
         known = self._bases.get(key)
@@ -97,7 +110,7 @@ class StallDesk:
 
 @dataclass(frozen=True, slots=True)
 class _CachedBase:
-    """``reported_until``: the latest that the engine had told when the base was made."""
+    """``reported_until``: the latest report of the engine when the base was made."""
 
     doings: EngineTimeline
     reported_until: int
@@ -105,7 +118,10 @@ class _CachedBase:
 
 
 def remember_stream(path: Path, activity: Activity) -> None:
-    """When a stream ran and when it stood still, at its engine and at the edge: stalls are compared with the time between."""
+    """Remember when a stream ran and when it stalled, at its engine and at the edge.
+
+    Stalls are compared with the time between stalls.
+    """
     decode, outer = path.decode, path.edge
     inner = decode.exchange if decode is not None else None
     if outer is not None and outer.gaps is not None:
@@ -121,7 +137,10 @@ def remember_stream(path: Path, activity: Activity) -> None:
 
 
 def _remember(doings: EngineTimeline, seen: Exchange, origin_unix_ns: int) -> None:
-    """``origin_unix_ns``: when the exchange began, by the clock of these doings."""
+    """Add the stream's interval and its stalls to ``doings``.
+
+    ``origin_unix_ns``: when the exchange began, by the clock of ``doings``.
+    """
     begin = _first(seen)
     if begin is not None and seen.gaps is not None:
         end = seen.last_content_ns if seen.last_content_ns is not None else begin + seen.gaps.sum_ns
@@ -133,7 +152,7 @@ def _remember(doings: EngineTimeline, seen: Exchange, origin_unix_ns: int) -> No
 
 
 def learn(suspect: StallWindow, of: Shares) -> None:
-    """Remember a stall with whom it happened at."""
+    """Count a stall in the sample of the process where it happened."""
     doings, at = (suspect.doings, suspect.begin) if suspect.doings is not None else (suspect.observer, suspect.seen[0])
     if doings is None:
         return
@@ -146,14 +165,17 @@ def learn(suspect: StallWindow, of: Shares) -> None:
 
 
 def no_stalls(row: RequestRow, trace_id: str, request_id: str, version: int) -> StallRow:
-    """What takes back the stalls told under a row."""
+    """Return the row that withdraws the stalls published under a request row."""
     return StallRow(
         started_unix_ns=row.started_unix_ns, trace_id=trace_id, request_id=request_id, version=version, number=NO_STALLS
     )
 
 
 def stalls_seen(path: Path, activity: Activity) -> Iterator[WitnessedStall]:
-    """The stalls of the stream, each with what may have made it. A hand-off in a stream's first gap is no stall of it."""
+    """Yield the stalls of the stream, each with the evidence of its time.
+
+    A hand-off in a stream's first gap is no stall.
+    """
     decode = path.decode
     inner = decode.exchange if decode is not None else None
     witness = next((each for each in (path.edge, inner) if each is not None and each.gaps is not None), None)
@@ -190,22 +212,24 @@ def stalls_seen(path: Path, activity: Activity) -> Iterator[WitnessedStall]:
 
 
 def _first(exchange: Exchange) -> int | None:
-    """When its first content came."""
+    """Return when the first content came, in ns from the exchange's begin."""
     return exchange.ttft_text_ns if exchange.ttft_text_ns is not None else exchange.ttft_token_ns
 
 
 def _first_at(decode: ProcessEvidence | None) -> int | None:
-    """When D made the first token, by its own clock."""
+    """Return when D made the first token, by its own clock."""
     run = decode.first_run if decode is not None else None
     times = run.times if run is not None else None
     return times.queued_unix_ns + times.first_token_ns if times is not None and times.first_token_ns is not None else None
 
 
 def _same(outer: Exchange, stall: Stall, inner: Exchange) -> Stall | None:
-    """The stall that D's own witness saw; one too short to be among those it told is made up of what is known.
+    """Return the same stall as D's own observer saw it; None where D did not stall.
 
-    The same gap of the stream where both counted as many, for a first chunk that came late shifts all times; else by time. None
-    where D's stream did not stand still.
+    Where both counted equally many gaps, it is the gap with the same index, because a late first chunk shifts all times.
+    Otherwise it
+    is matched by time.
+    A stall too short to be among D's reported ones is derived from the outer one.
     """
     here, there = _first(outer), _first(inner)
     if here is None or there is None:
@@ -223,9 +247,10 @@ def _same(outer: Exchange, stall: Stall, inner: Exchange) -> Stall | None:
 
 
 def _hides_handoff(edge: Exchange, stall: Stall, path: Path, decode: ProcessEvidence) -> bool:
-    """The first token was P's, and in the gap after it lies all that D needed for its own (case B16): no stall of a stream.
+    """Whether the gap after the first token is the hand-off, not a stall.
 
-    D's first token cannot come to the edge before P and D have taken their time for it, one after the other.
+    P made the first token, and the gap holds all that D needed for its own (case B16).
+    D's first token cannot reach the edge before P and D have taken their time for it, one after the other.
     """
     own = decode.exchange.ttft_token_ns if decode.exchange is not None else None
     if own is None and decode.first_run is not None and decode.first_run.times is not None:
@@ -238,7 +263,7 @@ def _hides_handoff(edge: Exchange, stall: Stall, path: Path, decode: ProcessEvid
 
 
 def _preempted(decode: ProcessEvidence | None) -> tuple[tuple[int, int], ...]:
-    """When the request stood preempted at D, by its clock."""
+    """Return when the request was preempted at D, by D's clock."""
     found = []
     for run in decode.runs if decode is not None else ():
         if run.times is not None:
@@ -285,7 +310,7 @@ def _row(row: RequestRow, path: Path, number: int, each: WitnessedStall, found: 
 
 
 def _nothing(each: WitnessedStall) -> str:
-    """Why nothing is suspected."""
+    """Return why no cause is suspected."""
     if each.at == ON_PATH:
         return "the engine's own stream went on: it was lost between there and the witness"
     doings = each.suspect.doings
