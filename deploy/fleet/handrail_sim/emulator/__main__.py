@@ -163,7 +163,7 @@ def _engine(args: argparse.Namespace) -> None:
     from handrail_sim.emulator import (
         engine,
         http_api,
-    )  # imports the SDK and the Prometheus client, which a router or a client does not use
+    )  # imports the SDK and the Prometheus client: only engines use both
 
     chosen = scenario.load(args.scenario)
     profile = load_profile(args.profile) if args.profile is not None else None

@@ -1,4 +1,4 @@
-"""Published figures on splitting prefill from decode, beside those of the scenarios.
+"""Published figures on splitting prefill from decode, beside the scenarios' own.
 
 See docs/experiment.md. Published: two L40S without a peer-to-peer path, Qwen2.5-7B, prompts of about 8,000 tokens.
 Some points served to choose a scenario's figures (inputs); the others are predictions. A second set of scenarios, on H100, comes

@@ -1,8 +1,9 @@
 """Faults of the emulated fleet, each with a name, a place, a size and a time.
 
-Example: ``slow_link:p0>d1:4@60-120``. A place is a host (``p0``, ``d1``, ``router``), a link (``p0>d1``) or ``*`` for all places of
-the fault's kind. Without a time the fault lasts for the whole run. ``FAULTS`` describes each fault; ``host`` and ``wire`` carry it
-out for every driver.
+Example: ``slow_link:p0>d1:4@60-120``.
+A place is a host (``p0``, ``d1``, ``router``), a link (``p0>d1``) or ``*`` for all places of the fault's kind.
+Without a time the fault lasts for the whole run. ``FAULTS`` describes each fault; ``host`` and ``wire`` carry it out for every
+driver.
 """
 
 from __future__ import annotations

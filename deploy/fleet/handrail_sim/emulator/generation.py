@@ -22,8 +22,8 @@ from handrail_sim.emulator.truth_log import REFUSED, EngineSaw
 class Outbox:
     """The tokens on their way to one response.
 
-    Merges the tokens that the response has not taken yet, like vLLM's output collector. Its size is therefore bounded by the number of
-    choices, and a slow response gets several tokens in one event.
+    Merges the tokens that the response has not taken yet, like vLLM's output collector.
+    Its size is therefore bounded by the number of choices, and a slow response gets several tokens in one event.
     """
 
     def __init__(self) -> None:
@@ -141,10 +141,11 @@ def saw(host: str, clock: RunClock, generation: Generation, call: ChoiceCall, no
 
 
 def figures(clock: RunClock, call: ChoiceCall, ended: Ended, ttft_ns: int, e2e_ns: int) -> RequestFigures:
-    """Compute the figures of vLLM's span when a request has ended, by the host's clock.
+    """Compute the figures of vLLM's span when a request has ended.
 
-    For a request whose load failed, vLLM 0.32 has 0 as the time when it was scheduled, and takes the failing output for the first and
-    last token: all five such spans that were recorded show it (tests/data/recordings/otlp_failed_loads.jsonl).
+    They are by the host's own clock.
+    For a request whose load failed, vLLM 0.32 has 0 as the time when it was scheduled, and takes the failing output for the first
+    and last token: all five such spans that were recorded show it (tests/data/recordings/otlp_failed_loads.jsonl).
     """
     times = ended.times
     scheduled, first, last = times.scheduled_ns, times.first_token_ns, times.last_token_ns

@@ -132,7 +132,10 @@ class EmulatedHost:
         return fault is not None and drawn < fault.size and self.name in self._scenario.hosts().prefill
 
     def _foreign(self, fault: Fault, number: int) -> None:
-        """Submit another client's prompt, of this scenario's longest kind, at a fixed interval."""
+        """Submit another client's prompt, again and again at a fixed interval.
+
+        The prompt is of this scenario's longest kind.
+        """
         now_ns = self._driver.now_ns()
         if not fault.at(self.name, now_ns):
             return

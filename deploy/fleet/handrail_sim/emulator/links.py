@@ -7,7 +7,10 @@ from __future__ import annotations
 
 
 class EmulatedLink:
-    """One link. Every method takes the same monotonic clock, which must not run backwards."""
+    """The transfers of one link.
+
+    Every method takes the same monotonic clock, which must not run backwards.
+    """
 
     def __init__(self, bytes_per_s: float, *, in_turn: bool = False) -> None:
         self._bytes_per_s = bytes_per_s

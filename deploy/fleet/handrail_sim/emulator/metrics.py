@@ -2,8 +2,8 @@
 
 Names, labels and buckets are those of vLLM 0.32 (MEASURED 4a).
 Left out: flops and memory estimates, prefix and multi-modal caches, sleep state, NIXL descriptors.
-What vLLM gets wrong after a failed load (a queue time of minus the machine's uptime) is wrong here too, since readers have to cope
-with it.
+What vLLM gets wrong after a failed load (a queue time of minus the machine's uptime) is wrong here too, since readers have to
+cope with it.
 """
 
 from __future__ import annotations
