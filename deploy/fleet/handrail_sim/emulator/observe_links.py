@@ -115,7 +115,10 @@ def observe_links(
 
 
 def _on_the_wire(scenario: Scenario, flights: Sequence[Flight], faults: Sequence[Fault]) -> list[_Moved]:
-    """Find when each hand-off moves; served in turn, each waits for the one before."""
+    """Find when the KV of each hand-off is on the wire.
+
+    On a link that serves in turn, a transfer moves only when the one before it is through.
+    """
     active, through, found = Active(faults), dict[tuple[str, str], int](), []
     for flight in sorted(flights, key=lambda flight: flight.loaded_ns or 0):
         began, ended, plan = flight.contact_ns, flight.loaded_ns, flight.plan
