@@ -103,7 +103,7 @@ def groups(context: Context) -> Iterator[RuleGroup]:
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveCounts:
-    """What an objective counts, as selectors of counters: all, and those that broke it."""
+    """The counters of an objective, as selectors: all, and those that broke it."""
 
     name_all: str
     all: tuple[str, ...]

@@ -13,7 +13,10 @@ from handrail_alerts.limits import AlertLimits
 from handrail_alerts.slo import SloFile
 
 SCRAPES = 4
-"""The least number of scrapes in a window: one may be late and one may fail (case H06)."""
+"""The least number of scrapes in a window.
+
+One may be late and one may fail (case H06).
+"""
 
 
 LATELY = minutes(10)

@@ -24,7 +24,10 @@ _COUNTED: Final = {
 _AT: Final = "at {{ $labels.instance }}"
 _QUARTER: Final = minutes(15)
 SPIKE_FLOOR: Final = 1
-"""Failures a second below which a multiple of few failures fires nothing (case H14)."""
+"""Failures a second, below which a multiple of a small rate fires nothing.
+
+Case H14.
+"""
 
 
 def groups(context: Context) -> Iterator[RuleGroup]:

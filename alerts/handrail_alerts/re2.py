@@ -61,9 +61,7 @@ class _Reader:
     def __init__(self, pattern: str) -> None:
         self._text = pattern
         self._at = 0
-        self._open: list[
-            tuple[int, int]
-        ] = []  # per open group: where it began, and the most repeats before it in the group around it
+        self._open: list[tuple[int, int]] = []  # per open group: where it began, and the most repeats before it
         self._most = 1
         self._last: int | None = None
 

@@ -86,7 +86,10 @@ ANNOTATIONS: Final = (
         "{{role}} {{instance}}, sidecar {{version}}",
     ),
 )
-"""Name, colour, query, title and text of each annotation: what changed, over every panel."""
+"""Name, colour, query, title and text of each annotation.
+
+Annotations show on every panel what changed.
+"""
 
 
 def changes() -> list[build.AnnotationQuery]:

@@ -183,9 +183,9 @@ def where(values: str, report: str) -> str:
 
 
 def client_counted(counter: str, *more: str) -> str:
-    """Return the increase of failures over the whole time range, in all, for one query.
+    """Return the increase of failures over the whole time range, summed up.
 
-    For each model, the role nearest to the client counts.
+    It runs once, over the whole time range. For each model, the role nearest to the client counts.
     """
     found = (total(counted(live(counter, who, *more)), "cluster", "model_name") for who in _CLIENT_SIDE)
     return f"sum ({' or '.join(found)})"

@@ -160,10 +160,7 @@ def _host(args: argparse.Namespace, chosen: scenario.Scenario) -> str:
 
 
 def _engine(args: argparse.Namespace) -> None:
-    from handrail_sim.emulator import (
-        engine,
-        http_api,
-    )  # imports the SDK and the Prometheus client: only engines use both
+    from handrail_sim.emulator import engine, http_api  # SDK and Prometheus client, which routers and clients do not need
 
     chosen = scenario.load(args.scenario)
     profile = load_profile(args.profile) if args.profile is not None else None
