@@ -12,7 +12,7 @@ from handrail_alerts.alert import Alert, RuleGroup, Severity, minutes, prometheu
 from handrail_alerts.context import Context, any_of
 
 _AT: Final = "at {{ $labels.instance }}"
-_SIDECAR_JOB: Final = 'job="handrail-sidecar"'  # set in every deployment; a target that never answered has no other label
+_SIDECAR_JOB: Final = 'job="handrail-sidecar"'  # set in every deployment; nothing else is known of a target that never answered
 _SIDECARS: Final = "handrail_sidecar_info"
 _COLLECTORS: Final = "handrail_collector_info"
 LOSSES: Final = (

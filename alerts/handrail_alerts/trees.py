@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import promql_parser as promql
 
-# Durations that nobody writes stand for Grafana's variables while the query is parsed.
+# Durations that nobody writes replace Grafana's variables while the query is parsed.
 RATE_INTERVAL: Final = timedelta(hours=1, minutes=7, seconds=11)
 RANGE: Final = timedelta(hours=1, minutes=7, seconds=13)
 INTERVAL: Final = timedelta(hours=1, minutes=7, seconds=17)
@@ -21,7 +21,7 @@ _VARIABLE: Final = re.compile(r"\$(?:\{(__\w+)\}|(__\w+))")
 
 
 def parse(expr: str) -> promql.Expr:
-    """Parse a query in which Grafana's windows may stand.
+    """Parse a query that may contain Grafana's window variables.
 
     Raises ``ValueError`` when ``expr`` is not PromQL.
     """

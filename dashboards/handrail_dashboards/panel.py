@@ -85,7 +85,7 @@ class Panel:
     labels: Mapping[str, str] = field(default_factory=dict)
     sort: str = ""  # a column; descending with a - before it
     legend_right: bool = False
-    names: bool = False  # for a stat: a label beside the number says what it is of
+    names: bool = False  # for a stat: the text beside the number names what it measures
     text: str = ""
     to_requests: bool = False
 

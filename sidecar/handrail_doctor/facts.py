@@ -157,7 +157,7 @@ class Reach(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideChannel:
-    """The port at which an engine tells its peers where its KV is.
+    """The port at which an engine answers its peers where its KV is.
 
     ``reach``: from this host; None: not tried, and ``why_not`` has the reason.
     """

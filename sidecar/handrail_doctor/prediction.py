@@ -24,7 +24,7 @@ The model is Qwen2.5-7B with 8,000-token prompts (the vLLM team's guide to split
 published figure, with peers but reads over TCP, is 0.5 GB/s.
 """
 HOST_STAGED_BEST_BYTES_PER_S: Final = 0.5e9
-"""vllm-project/vllm#52607: pull over TCP on one node."""
+"""Published rate of a pull over TCP on one node (vllm-project/vllm#52607)."""
 _PCIE_LANE_BYTES: Final = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 """Usable bytes a second of one lane and direction, after encoding, by generation."""
 

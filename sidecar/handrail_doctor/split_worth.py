@@ -44,7 +44,7 @@ Below it, fewer than one gap in a hundred can contain a prefill.
 
 
 class CriterionSide(str, Enum):
-    """The answer for which a criterion speaks."""
+    """The answer that a criterion supports."""
 
     SPLIT = "for splitting"
     STAY = "for staying collocated"
@@ -52,7 +52,7 @@ class CriterionSide(str, Enum):
 
 
 class Worth(str, Enum):
-    """The answer."""
+    """Whether splitting is likely to pay."""
 
     LIKELY = "likely to pay"
     UNLIKELY = "stay collocated"
@@ -79,8 +79,9 @@ class SplitAdvice:
 def judged(facts: Facts, rate: Rate | None) -> SplitAdvice:
     """Judge all criteria.
 
-    One reason against is enough to stay. Splitting is likely to pay when every known criterion is for it, the link and one of the
-    others among them.
+    One reason against is enough to stay.
+    Splitting is likely to pay when no criterion is against it, and the link, the first token and either the tail or the load are
+    for it.
     """
     reasons = (
         _interconnect(facts, rate),

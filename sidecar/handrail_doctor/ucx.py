@@ -38,7 +38,7 @@ def transports(text: str | None) -> frozenset[str]:
 def _expanded(word: str) -> frozenset[str]:
     if word == "all":
         return _ALL
-    # An auxiliary transport stands behind a colon: rc_x:aux.
+    # An auxiliary transport follows a colon: rc_x:aux.
     plain = word.partition(":")[0]
     return _ALIASES.get(plain, frozenset({plain}))
 

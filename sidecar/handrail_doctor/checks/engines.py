@@ -205,7 +205,7 @@ def checks(facts: Facts) -> Iterator[CheckResult | None]:
         yield check_drift(facts, side)
 
 
-# --- small answers ----------------------------------------------------------------------------------------------------------
+# --- helpers ----------------------------------------------------------------------------------------------------------------
 
 
 def _same(name: str, one: Any, other: Any) -> bool:

@@ -160,7 +160,7 @@ def _lease(facts: Facts) -> tuple[float, str]:
     return LEASE_S, "vLLM's default"
 
 
-# --- small answers ----------------------------------------------------------------------------------------------------------
+# --- helpers ----------------------------------------------------------------------------------------------------------------
 
 
 def _clock(pair: ClockPair, check: str, title: str) -> CheckResult:

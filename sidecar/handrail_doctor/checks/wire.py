@@ -271,7 +271,7 @@ def checks(facts: Facts) -> Iterator[CheckResult | None]:
     yield check_nixl(facts)
 
 
-# --- small answers ----------------------------------------------------------------------------------------------------------
+# --- helpers ----------------------------------------------------------------------------------------------------------------
 
 
 def _ethernet(facts: Facts) -> Iterator[RdmaPort]:

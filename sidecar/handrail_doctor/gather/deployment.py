@@ -2,7 +2,7 @@
 
 All kinds of objects count: every mapping with a command or arguments that contain ``vllm serve`` (or the module that it runs) is
 an engine, and its environment is beside it.
-The engine's name tells its side, else ``kv_role`` does. A value that another tool fills in later (``$VAR``, ``{{ }}``) is not
+The engine's name decides its side, else ``kv_role`` does. A value that another tool fills in later (``$VAR``, ``{{ }}``) is not
 known.
 """
 
@@ -31,7 +31,7 @@ _SWITCHES: Final = ("disable-hybrid-kv-cache-manager", "no-disable-hybrid-kv-cac
 class Started:
     """One engine of a deployment.
 
-    ``side``: None where neither role nor name tells it. ``port``: of its HTTP API.
+    ``side``: None where neither role nor name decides it. ``port``: of its HTTP API.
     """
 
     name: str

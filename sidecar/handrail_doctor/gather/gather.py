@@ -37,7 +37,7 @@ from handrail_doctor.kv_size.size import BLOCK_SIZE, Serving, Sizes, sizes
 from handrail_doctor.pair import SIDES, PairSide, Placement
 
 SIDE_CHANNEL_PORT: Final = 5600
-"""vLLM's default; each data-parallel rank adds its number."""
+"""vLLM's default side-channel port; each data-parallel rank adds its number."""
 _GUESS: Final = "vLLM's default port"
 _OWN_PREFIXES: Final = ("UCX_", "VLLM_", "HANDRAIL_", "NIXL_", "CUDA_VISIBLE_DEVICES", "NVIDIA_")
 

@@ -28,7 +28,8 @@ def read_host(here: frozenset[PairSide], reader: P2pReader, root: Path, *, timeo
     """Read the facts of this host. Takes at most about twice ``timeout_s``.
 
     ``root``: the folder that stands for / in paths of sysfs and procfs.
-    ``elsewhere``: how we know that neither engine runs here, '' where one may. This host's GPUs then are not the engines'.
+    ``elsewhere``: how we know that neither engine runs here, '' where one may. When it is set, the GPUs are not read, since they
+    are not the engines'.
     """
     stuck = GpusFacts(
         missing=f"NVML has not answered for {timeout_s:g} s: the driver hangs",

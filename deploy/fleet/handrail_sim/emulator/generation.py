@@ -73,7 +73,7 @@ class ChoiceCall:
     queued_unix_ns: int
     queued_ns: int
     first_ns: int | None = None
-    gaps_ns: list[int] | None = None  # kept where the truth is asked for
+    gaps_ns: list[int] | None = None  # kept where the truth is recorded
     preemptions: int = 0
     pull: Pull | None = None
     ended: Ended | None = None

@@ -159,7 +159,7 @@ def _router(scenario: Scenario, flight: Flight, here: HostClock) -> list[Observa
     legs = [("server", "", arrival, ends)]
     if plan.prefill_host == plan.decode_host:
         legs.append(("decode", plan.decode_host, sent, ends))
-    elif flight.prefill_arrival_ns is not None:  # calls that got an error are not told apart
+    elif flight.prefill_arrival_ns is not None:  # calls that got an error have no spans of their own
         answered = flight.prefill_done_ns + took(Hop.P_ROUTER) if flight.prefill_done_ns is not None else None
         legs.append(("prefill", plan.prefill_host, sent, answered))
         if answered is not None:

@@ -1,6 +1,6 @@
 """The engine records of a virtual fleet that belong to no single request.
 
-They are each step, each thread that woke late because its process stood still, and the GPU's clock ten times a second.
+They are each step, each thread that woke late because its process was paused, and the GPU's clock ten times a second.
 All are by the hosts' own clocks, and contain nothing that a real host cannot see.
 """
 

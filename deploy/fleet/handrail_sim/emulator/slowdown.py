@@ -15,7 +15,7 @@ from handrail_sim.emulator.noise import uniform
 
 THROTTLED_EVERY_NS, THROTTLED_NS = 6_000_000_000, 400_000_000
 PAUSED_EVERY_NS = 4_000_000_000
-WATCH_NS = 100_000_000  # the interval at which a thread of the plugin asks to wake up (handrail.plugin.pauses)
+WATCH_NS = 100_000_000  # the interval at which a plugin thread wakes up (handrail.plugin.pauses)
 LATE_NS = 20_000_000
 
 
