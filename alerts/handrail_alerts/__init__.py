@@ -1,1 +1,4 @@
-"""Objectives and limits in one file, and the Prometheus rules, inhibitions and runbook links that are made of it."""
+"""Objectives and limits in one file, and the Prometheus rules made from it.
+
+Inhibitions and runbook links are made from it too.
+"""

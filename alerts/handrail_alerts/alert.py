@@ -1,4 +1,4 @@
-"""What an alert is, and a recording rule, and a group of them."""
+"""The types of an alert rule, a recording rule and a group of rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOW = Duration(0)
 
 
 class Severity(str, Enum):
-    """Who is told."""
+    """The receiver of an alert."""
 
     PAGE = "page"  # a person, now: users suffer, or answers cannot be trusted
     TICKET = "ticket"  # a person, in working hours
@@ -23,7 +23,7 @@ class Severity(str, Enum):
 class Alert:
     """One alert rule.
 
-    ``summary`` and ``description`` are Prometheus templates; they say what is wrong, where and since when, with value and unit.
+    ``summary`` and ``description`` are Prometheus templates. They say what is wrong, where and since when, with value and unit.
     ``command`` is the first command line to run. ``hold``: how long it goes on firing after its expression has ended.
     """
 
@@ -60,12 +60,12 @@ class RuleGroup:
 
 
 def minutes(count: float) -> Duration:
-    """So many minutes."""
+    """Return ``count`` minutes as a duration."""
     return Duration(round(count * 60 * SECOND_NS))
 
 
 def prometheus(duration: int) -> str:
-    """Nanoseconds as Prometheus writes a duration: ``1d``, ``6h``, ``90s``."""
+    """Format ns as Prometheus writes a duration: ``1d``, ``6h``, ``90s``."""
     seconds = -(-duration // SECOND_NS)
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if seconds and seconds % size == 0:

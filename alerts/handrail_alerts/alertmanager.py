@@ -1,4 +1,7 @@
-"""An example configuration of Alertmanager: pages to one receiver, tickets to another, and what holds back what."""
+"""An example configuration of Alertmanager.
+
+Pages and tickets go to one receiver each. It includes the inhibitions.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _HEAD = (
 
 
 def example() -> str:
-    """The file."""
+    """Return the text of the example file."""
     rules: list[dict[str, Any]] = [
         {
             "source_matchers": list(each.source),

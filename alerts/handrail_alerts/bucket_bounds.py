@@ -1,4 +1,7 @@
-"""A threshold as a bound of our histograms: the share above a bound is exact, above anything else it is a guess (case H13)."""
+"""Round a threshold to a bucket bound of our histograms.
+
+The share of observations above a bound is exact; above any other value it is an estimate (case H13).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from handrail_alerts.slo import SloFile
 
 @dataclass(frozen=True, slots=True)
 class BucketBound:
-    """``le``: the label's text, as Python and Go write the number. ``moved``: it is not quite what was asked for."""
+    """A bucket bound.
+
+    ``le``: the label's text, as Python and Go write the number. ``moved``: it is not quite the requested threshold.
+    """
 
     seconds: float
     wanted: Duration
@@ -28,22 +34,28 @@ class BucketBound:
 
     @property
     def text(self) -> str:
-        """``2s``."""
+        """Return the bound as a duration, such as ``2s``."""
         return str(Duration(round(self.seconds * 1e9)))
 
     @property
     def describe(self) -> str:
-        """``2s``, or ``3.25s (the bucket bound nearest to 3.3s)``, for the words of a rule."""
+        """Describe the bound for the text of a rule.
+
+        Examples: ``2s``, or ``3.25s (the bucket bound nearest to 3.3s)``.
+        """
         return f"{self.text} (the bucket bound nearest to {self.wanted})" if self.moved else self.text
 
 
 def nearest_bound(threshold: Duration, bounds: Sequence[float] = LATENCY_SECONDS) -> BucketBound:
-    """The bound at the smallest ratio to ``threshold``; at most 5 % off between the first and the last."""
+    """Find the bound with the smallest ratio to ``threshold``.
+
+    It is at most 5 % off between the first and the last bound.
+    """
     return BucketBound(min(bounds, key=lambda bound: abs(math.log(bound * 1e9 / threshold))), threshold)
 
 
 def moved(slo: SloFile) -> Iterator[str]:
-    """What became of the thresholds that are no bounds, in words."""
+    """Yield a line for each threshold that is no bound, with the bound used instead."""
     for objective in slo.objectives:
         for key in ("threshold", "p99"):
             query = getattr(objective, key)

@@ -1,7 +1,8 @@
-"""Burn rates: how many times faster than allowed an objective's error budget goes, over a long and a short window at once.
+"""Burn-rate alerts: how many times too fast an objective uses its error budget.
 
-The form of Google's SRE workbook, chapter 5 ("multiwindow, multi-burn-rate alerts"): the long window says that it matters, the
-short one that it goes on. A ratio over no requests is NaN and a ratio of nothing is absent: neither is 0, and neither fires.
+Each looks at a long and a short window at once. Google's SRE workbook, chapter 5 ("multiwindow, multi-burn-rate alerts"), has
+this form: the long window shows that it matters, the short one that it goes on.
+A ratio over no requests is NaN and a ratio of no series is absent. Neither is 0, and neither fires.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from handrail_alerts.context import Context
 from handrail_alerts.objective import ObjectiveSignal, ServiceObjective
 
 HOLD: Final = minutes(10)
-"""A short window with a handful of requests comes and goes; a page does not with it."""
+"""How long a page goes on firing.
+
+A short window with a handful of requests comes and goes, but its page does not.
+"""
 
 RATIO: Final = "handrail:slo_errors:ratio_rate"
-"""Then the window: the share of requests that broke the objective."""
+"""Recording of the share of requests that broke the objective; the window follows."""
 
 REQUESTS: Final = "handrail:slo_requests:increase"
-"""Then the window: how many there were."""
+"""Recording of the number of requests; the window follows."""
 
 SCOPES: Final[Mapping[Role, str]] = {
     Role.EDGE: "edge",
@@ -36,12 +40,15 @@ SCOPES: Final[Mapping[Role, str]] = {
     Role.COLLOCATED: "decode",
     Role.PREFILL: "engine",
 }
-"""From where a pool's time to first token is counted: figures of different scopes are never comparable."""
+"""The scope of each pool's time to first token.
+
+Figures of different scopes are never comparable.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How an alert of one signal speaks. ``{over}`` is the bound."""
+    """The texts of one signal's alerts. ``{over}`` is the bound."""
 
     alert: str
     title: str
@@ -85,7 +92,7 @@ _META: Final = re.compile(r"([.+*?()|\[\]{}^$\\])")
 
 
 def groups(context: Context) -> Iterator[RuleGroup]:
-    """One group an objective."""
+    """Yield one group an objective."""
     for objective in context.slo.objectives:
         rules: tuple[Alert | Recording, ...] = (
             *_recordings(context, objective),
@@ -96,7 +103,7 @@ def groups(context: Context) -> Iterator[RuleGroup]:
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveCounts:
-    """What an objective counts, as expressions of a window: all, and those that broke it."""
+    """The counters of an objective, as selectors: all, and those that broke it."""
 
     name_all: str
     all: tuple[str, ...]
@@ -107,7 +114,7 @@ class ObjectiveCounts:
 
 
 def counted(context: Context, objective: ServiceObjective, threshold: Duration | None = None) -> ObjectiveCounts:
-    """``threshold``: instead of the objective's own."""
+    """Build the counts of an objective. ``threshold`` replaces the objective's own."""
     pool = matchers_of(context, objective)
     if objective.signal.timed:
         bound = nearest_bound(threshold or objective.threshold or Duration(1))
@@ -126,7 +133,7 @@ def counted(context: Context, objective: ServiceObjective, threshold: Duration |
 
 
 def matchers_of(context: Context, objective: ServiceObjective) -> tuple[str, ...]:
-    """Of the pool and the models."""
+    """Return the matchers of the objective's pool and models."""
     found = [f'role="{objective.role.value}"'] if objective.role else []
     for models, equal, like in ((objective.models, "=", "=~"), (context.slo.others(objective), "!=", "!~")):
         if len(models) == 1:
@@ -137,7 +144,7 @@ def matchers_of(context: Context, objective: ServiceObjective) -> tuple[str, ...
 
 
 def _literal(text: str) -> str:
-    """For a regular expression of RE2."""
+    """Escape a text for a regular expression of RE2."""
     return _META.sub(r"\\\1", text)
 
 
@@ -146,7 +153,7 @@ def _quoted(text: str) -> str:
 
 
 def ratio(context: Context, objective: ServiceObjective, window: str, threshold: Duration | None = None) -> str:
-    """The share that broke the objective; NaN where there was nothing to break it."""
+    """Return the share that broke the objective; NaN where nothing was counted."""
     of = counted(context, objective, threshold)
     by = context.fleet(*of.labels)
     part = f"sum by {by} (rate({context.series(of.name_part, *of.part)}[{window}]))"
@@ -155,7 +162,7 @@ def ratio(context: Context, objective: ServiceObjective, window: str, threshold:
 
 
 def total(context: Context, objective: ServiceObjective, window: str) -> str:
-    """How many there were."""
+    """Return the expression of the number counted."""
     of = counted(context, objective)
     return f"sum by {context.fleet(*of.labels)} (increase({context.series(of.name_all, *of.all)}[{window}]))"
 
@@ -202,7 +209,7 @@ def _alert(context: Context, objective: ServiceObjective, burn: Burn) -> Alert:
 
 
 def where(objective: ServiceObjective) -> str:
-    """The pool, for a summary."""
+    """Return the pool's name for a summary."""
     if objective.signal is ObjectiveSignal.KV_FETCH:
         return "{{ with $labels.cluster }}in {{ . }}{{ else }}in this fleet{{ end }}"
     return "{{ $labels.model_name }} at {{ $labels.role }}{{ with $labels.cluster }} in {{ . }}{{ end }}"

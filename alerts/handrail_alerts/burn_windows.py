@@ -1,4 +1,4 @@
-"""The pairs of windows that a budget is watched over, and how fast each may burn."""
+"""The pairs of windows for burn-rate alerts, and how fast each pair may burn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from handrail_alerts.alert import Severity, minutes
 
 @dataclass(frozen=True, slots=True)
 class Burn:
-    """One pair of windows. ``share``: of the whole budget, what the long window may use up before this fires."""
+    """One pair of windows.
+
+    ``share``: the share of the whole budget that the long window may use up before the alert fires.
+    """
 
     long: Duration
     short: Duration
@@ -20,7 +23,10 @@ class Burn:
     wait: Duration
 
     def factor(self, window: Duration) -> float:
-        """How many times faster than allowed: 14.4, 6 and 1 for a budget of 30 days."""
+        """Return the burn rate limit: 14.4, 6 and 1 for a budget of 30 days.
+
+        It is how many times faster than allowed the budget goes.
+        """
         return self.share * window / self.long
 
 
@@ -32,5 +38,8 @@ BURNS: Final = (
 
 
 def unreachable_target(window: Duration) -> float:
-    """The target in percent up to which the fastest burn cannot happen: more than every request would have to fail."""
+    """Return the target in percent up to which the fastest burn cannot happen.
+
+    More than every request would have to fail.
+    """
     return 100 * (1 - 1 / max(burn.factor(window) for burn in BURNS))

@@ -1,4 +1,4 @@
-"""Alerts of how the pools work together: one waits while the other is idle, and streams that stall."""
+"""Alerts on the pools: one waits while the other is idle, or streams stall."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from handrail_alerts.alert import Alert, Recording, RuleGroup, Severity, minutes
 from handrail_alerts.context import Context, any_of
 
 WAITING: Final = "handrail:engine_requests_waiting:avg"
-"""Requests that wait at each engine of a pool, on average, by role."""
+"""Recording of the average number of requests that wait at each engine, by role."""
 
 _IDLE: Final = 1
 _LEAST_STALLS: Final = 20

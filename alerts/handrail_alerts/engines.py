@@ -1,4 +1,7 @@
-"""Alerts of the engines: down, hung behind a healthy endpoint, restarted, renamed metrics; and of their GPUs."""
+"""Alerts on engines and GPUs.
+
+An engine is down, hangs behind a healthy endpoint, has restarted or has renamed its metrics.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from handrail_alerts.context import Context, any_of
 
 _AT: Final = "at {{ $labels.instance }}"
 _HARMFUL: Final = ("hw_slowdown", "sw_thermal", "hw_thermal", "power_brake", "board_limit", "reliability")
-"""Not ``power_cap``: a GPU under full load is often at its power limit, and that is how it was bought."""
+"""Throttle reasons that are alerted.
+
+``power_cap`` is not one: a GPU under full load is often at its power limit, as its owner intended.
+"""
 
 _HARMFUL_POLICIES: Final = ("thermal", "board_limit", "reliability")
 
@@ -24,13 +30,19 @@ def groups(context: Context) -> Iterator[RuleGroup]:
 
 
 def was_up(context: Context, name: str) -> str:
-    """0 now, and 1 within the last hour: what has never been up is still starting, or is not there."""
+    """Match a series that is 0 now and was 1 within the last hour.
+
+    A process that has never been up is still starting, or is not there.
+    """
     series = context.series(name)
     return f"({series} == 0 and on {context.of_target()} max_over_time({series}[1h]) == 1)"
 
 
 def _down(context: Context) -> Alert:
-    """By its metrics page; where the sidecar reads none, by the plugin: no process of the engine speaks any more."""
+    """Alert when an engine does not answer on its metrics page.
+
+    Where the sidecar reads no page, the plugin decides: no process of the engine reports any more.
+    """
     speaking, on = context.series("handrail_sidecar_plugin_processes"), context.of_target()
     silent = (
         f"{speaking} == 0 and on {on} max_over_time({speaking}[1h]) > 0 unless on {on} {context.series('handrail_engine_up')}"

@@ -18,16 +18,16 @@ FILES: Final[dict[str, Callable[[Context], Iterator[RuleGroup]]]] = {
     "engines": engines.groups,
     "itself": self_monitoring.groups,
 }
-"""Name of the rule file -> what makes its groups."""
+"""The name of each rule file and the function that makes its groups."""
 
 
 def files(slo: SloFile) -> dict[str, tuple[RuleGroup, ...]]:
-    """The groups of each file; a file without rules is left out."""
+    """Build the groups of each file; a file without rules is left out."""
     context = Context(slo)
     made = {name: tuple(make(context)) for name, make in FILES.items()}
     return {name: groups for name, groups in made.items() if groups}
 
 
 def alerts(slo: SloFile) -> tuple[Alert, ...]:
-    """Every alert rule; one of an objective stands here once for each of its windows."""
+    """Return every alert rule; an objective's alert is there once for each window."""
     return tuple(alert for groups in files(slo).values() for group in groups for alert in group.alerts)

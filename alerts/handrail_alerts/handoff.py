@@ -1,4 +1,7 @@
-"""Alerts of KV hand-offs: failed, hung, stale, another request's, expired; and a slow link."""
+"""Alerts on KV hand-offs: failed, hung, stale, expired, and a slow link.
+
+One is on a consumer that read another request's KV.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ _COUNTED: Final = {
 _AT: Final = "at {{ $labels.instance }}"
 _QUARTER: Final = minutes(15)
 SPIKE_FLOOR: Final = 1
-"""Failures a second: below it a multiple of little is little (case H14)."""
+"""Failures a second, below which a multiple of a small rate fires nothing.
+
+Case H14.
+"""
 
 
 def groups(context: Context) -> Iterator[RuleGroup]:
@@ -61,7 +67,10 @@ def _fetch_failed(context: Context) -> Alert:
 
 
 def _failures_counted(context: Context) -> Alert:
-    """Where neither the plugin nor a log tells of each fetch, the engine's own counters are all there is."""
+    """Alert on the failures that the engine itself counts.
+
+    It serves where neither the plugin nor a log reports each fetch.
+    """
     counted = "\n  or ".join(
         f'label_replace({context.grew(name)}, "failure", "{word}", "", "")' for word, name in _COUNTED.items()
     )

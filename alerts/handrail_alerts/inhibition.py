@@ -1,4 +1,7 @@
-"""Which alerts may fire together, and which of them only repeat another and are held back by it."""
+"""The alerts that may fire together, and those that another alert inhibits.
+
+An inhibited alert only repeats the other one.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ _FAILED: Final = ("RequestBudgetBurning",)
 _FETCHES: Final = ("KvFetchFailed", "KvFetchBudgetBurning", "KvFetchFailureSpike", "KvTransferFailuresCounted")
 
 COMPANIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    # Objectives: the alerts of causes come with them.
+    # Objectives: the alerts on causes fire with them.
     "TtftBudgetBurning": ("TtftP99High", "KvFetchFailed", "KvLinkSlow", "PrefillDecodeImbalance", "EngineDown", "EngineHung"),
     "TtftP99High": ("TtftBudgetBurning", "KvLinkSlow", "PrefillDecodeImbalance"),
     "ItlBudgetBurning": ("ItlP99High", "StreamsStalling", "PrefillDecodeImbalance", "GpuThrottled"),
@@ -76,12 +79,18 @@ COMPANIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "CertificateExpiring": ("SecretStale",),
     "SecretStale": ("CertificateExpiring",),
 }
-"""Alert -> those that the same fault may well raise: causes, and effects on users. A runbook page lists them."""
+"""Each alert with the alerts that the same fault may raise too.
+
+These are causes, and effects on users. A runbook page lists them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Inhibition:
-    """While something of ``source`` fires, ``target`` is not told where these labels are equal."""
+    """A rule that suppresses ``target`` while something of ``source`` fires.
+
+    It holds where the labels ``equal`` have the same values.
+    """
 
     source: tuple[str, ...]
     target: tuple[str, ...]
@@ -119,4 +128,7 @@ INHIBITIONS: Final = (
     _one("HandrailAbsent", ("SidecarDown", "CollectorDown"), ("cluster",), "nothing of Handrail is scraped at all"),
     _one("CollectorDown", ("SidecarNotDelivering", "TraceCoverageLost"), ("cluster",), "nobody is there to deliver to"),
 )
-"""Only what repeats: an alert that says more (who suffers, how much) is told beside its cause."""
+"""The inhibitions, only of alerts that repeat another one.
+
+An alert that says more (who suffers, how much) fires beside its cause.
+"""

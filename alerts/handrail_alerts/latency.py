@@ -1,6 +1,8 @@
-"""The 99th percentile over its limit: as a share above a bucket bound, which is exact, not as an interpolation (case H13).
+"""Alerts on the 99th percentile over its limit, as a share above a bucket bound.
 
-p99 over L is the same as more than 1 % above L. A handful of requests has no 99th percentile, so few of them say nothing (B08).
+The share is exact, an interpolated quantile is not (case H13).
+p99 over L is the same as more than 1 % above L. A handful of requests has no 99th percentile, so too few of them fire nothing
+(B08).
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ from handrail_alerts.context import Context
 from handrail_alerts.objective import ObjectiveSignal, ServiceObjective
 
 LEAST: Final = 100
-"""Of one hundred, one is one percent."""
+"""The least number of requests: one of a hundred is one percent."""
 
 _NAMES: Final = {ObjectiveSignal.TTFT: "TtftP99High", ObjectiveSignal.STREAM_GAP: "ItlP99High", ObjectiveSignal.ITL: "ItlP99High"}
 _WINDOW: Final = minutes(5)
 
 
 def groups(context: Context) -> Iterator[RuleGroup]:
-    """One alert for each objective that has a ``p99``."""
+    """Yield one alert for each objective that has a ``p99``."""
     alerts = tuple(_alert(context, objective) for objective in context.slo.objectives if objective.p99 is not None)
     if alerts:
         yield RuleGroup(name="handrail-latency", rules=alerts)
@@ -29,7 +31,7 @@ def groups(context: Context) -> Iterator[RuleGroup]:
 
 def _alert(context: Context, objective: ServiceObjective) -> Alert:
     words, limit, window = WORDS[objective.signal], objective.p99, context.window(_WINDOW)
-    assert limit is not None  # groups() asks
+    assert limit is not None  # groups() checks that there is one
     share, count, bound = ratio(context, objective, window, limit), total(context, objective, window), bound_of(objective, limit)
     expr = f"{share}\n> 0.01\nand {count} >= {LEAST}"
     return Alert(

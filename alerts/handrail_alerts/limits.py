@@ -1,4 +1,4 @@
-"""Limits of the alerts that are no objectives: the section ``limits`` of ``slo.yaml``."""
+"""Limits of the alerts that have no objective: section ``limits`` of ``slo.yaml``."""
 
 # ruff: noqa: RUF009 - setting() returns dataclasses.field(), which is what a default should be
 from __future__ import annotations
@@ -14,7 +14,7 @@ _DAY = 86400 * 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertLimits:
-    """Every limit has a default that a fleet in order keeps."""
+    """The limits; every one has a default that a healthy fleet keeps."""
 
     queued_requests: float = setting(
         5.0,

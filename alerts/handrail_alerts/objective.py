@@ -1,4 +1,4 @@
-"""One promise: what is measured, of which pool and models, against which threshold, for which share."""
+"""One objective: signal, pool, models, threshold and target share."""
 
 # ruff: noqa: RUF009 - setting() returns dataclasses.field(), which is what a default should be
 from __future__ import annotations
@@ -16,16 +16,16 @@ from handrail.metrics.histogram import LATENCY_SECONDS
 from handrail.records import Role
 
 POOLS: Final = (Role.EDGE, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.COLLOCATED)
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # a label's value, in templates too
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # it becomes a label's value, in templates too
 _LEAST: Final = Duration(round(LATENCY_SECONDS[0] * 1e9))
 _MOST: Final = Duration(round(LATENCY_SECONDS[-1] * 1e9))
 
 
 class ObjectiveSignal(str, Enum):
-    """What is promised."""
+    """What an objective promises."""
 
-    TTFT = "ttft"  # first token within the threshold
-    STREAM_GAP = "stream_gap"  # each gap between chunks within the threshold
+    TTFT = "ttft"  # the first token comes within the threshold
+    STREAM_GAP = "stream_gap"  # each gap between chunks is within the threshold
     ITL = "itl"  # each gap by the tokens of its chunk, where these are known
     SUCCESS = "success"  # the request did not fail
     KV_FETCH = "kv_fetch"  # the hand-off did not fail
@@ -37,7 +37,10 @@ class ObjectiveSignal(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceObjective:
-    """One promise. ``models`` empty: every model that no other objective of this signal and role names."""
+    """One objective.
+
+    ``models`` empty: every model that no other objective of this signal and role names.
+    """
 
     signal: ObjectiveSignal = setting(help="what is promised", example="ttft")
     target_percent: float = setting(
@@ -54,7 +57,7 @@ class ServiceObjective:
     name: str = setting("", help="value of the label slo", example="ttft-edge")
 
     def cross_check(self) -> Iterator[Problem]:
-        """What no single field shows."""
+        """Yield the problems that no single field shows."""
         if self.name and not _NAME.fullmatch(self.name):
             yield Problem(
                 path="name", value=self.name, rule="must be letters, digits, '.', '_' and '-'", example="name: ttft-70b"

@@ -1,8 +1,9 @@
-"""The linter of PromQL, for rules and for panels: what a query reads, and what would make it silently wrong.
+"""The PromQL linter for rules and panels.
 
+It finds what a query reads, and what would make it silently wrong.
 Prometheus accepts a query whose metric or label does not exist, and a quantile that forgot ``le``: it answers with nothing, or
-with a wrong number. This finds such queries. Needs ``promql-parser``, which the tests bring (extra ``dev``): nothing at run time
-imports this module. Cases H03, H06, H08, H10, D19.
+with a wrong number. The linter finds such queries. It needs ``promql-parser``, which the tests install (extra ``dev``); nothing
+at run time imports this module. Cases H03, H06, H08, H10, D19.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from handrail_alerts.trees import INTERVAL, RANGE, RATE_INTERVAL, bare, is_earli
 
 
 class Type(str, Enum):
-    """What kind of series a metric is."""
+    """The type of a metric's series."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -29,17 +30,23 @@ class Type(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class PromMetric:
-    """One family, as Prometheus types it. ``labels``: those that the process exposes; a scrape's own are known here."""
+    """One metric family, as Prometheus types it.
+
+    ``labels``: those that the process exposes. The labels that a scrape adds are known here.
+    """
 
     type: Type
     labels: frozenset[str] = frozenset()
 
 
 Catalogue = Mapping[str, PromMetric]
-"""By name as a query writes it: a counter with ``_total``, a histogram without ``_bucket``, ``_sum`` and ``_count``."""
+"""Families by the name in a query.
+
+A counter's name has ``_total``; a histogram's has no ``_bucket``, ``_sum`` or ``_count``.
+"""
 
 TARGET_LABELS: Final = frozenset({"instance", "job", "cluster", "namespace", "pod", "container", "node", "service", "endpoint"})
-"""What a scrape, its relabelling and external labels may add to any series."""
+"""Labels that a scrape, its relabelling and external labels may add to any series."""
 
 PROMETHEUS: Final[Catalogue] = {
     "up": PromMetric(Type.GAUGE),
@@ -48,10 +55,13 @@ PROMETHEUS: Final[Catalogue] = {
     "ALERTS": PromMetric(Type.GAUGE, frozenset({"alertname", "alertstate", "severity"})),
     "ALERTS_FOR_STATE": PromMetric(Type.GAUGE, frozenset({"alertname", "severity"})),
 }
-"""Series that Prometheus itself makes."""
+"""The series that Prometheus itself makes."""
 
 SCRAPES_IN_A_WINDOW: Final = 4
-"""A rate needs two samples; with this many scrapes a window survives one that is late and one that fails (case H06)."""
+"""The least number of scrapes in a rate's window.
+
+A rate needs two samples. With this many scrapes a window survives one that is late and one that fails (case H06).
+"""
 
 _SUFFIXES: Final = ("_bucket", "_count", "_sum")
 _OF_COUNTERS: Final = frozenset({"rate", "irate", "increase", "resets"})
@@ -63,7 +73,10 @@ _MIXING: Final = frozenset({"avg", "sum", "stddev", "stdvar"})
 
 
 def metrics(expr: str) -> frozenset[str]:
-    """The names of the series that a query reads, as it writes them. Raises ``ValueError`` for what is no PromQL."""
+    """Return the names of the series that a query reads, as it writes them.
+
+    Raises ``ValueError`` when ``expr`` is not PromQL.
+    """
     found: set[str] = set()
     for selector in selectors(parse(expr)):
         found.update(names(selector))
@@ -71,10 +84,10 @@ def metrics(expr: str) -> frozenset[str]:
 
 
 def problems(expr: str, catalogue: Catalogue, *, scrape_s: float = 15, grafana: bool = False) -> tuple[str, ...]:
-    """Everything that is wrong with a query, in words; empty where nothing is.
+    """Return every problem of a query, in words; empty where there is none.
 
-    ``scrape_s``: the interval between scrapes, for the windows of a rule. ``grafana``: the query is a panel's, whose windows
-    follow the zoom: ``$__rate_interval`` (or ``$__range`` for a total), and none that is fixed.
+    ``scrape_s``: the interval between scrapes, for the windows of a rule. ``grafana``: the query is a panel's. Its windows must
+    follow the zoom (``$__rate_interval``, or ``$__range`` for a total), and none may be fixed.
     """
     try:
         tree = parse(expr)
@@ -87,7 +100,10 @@ def problems(expr: str, catalogue: Catalogue, *, scrape_s: float = 15, grafana: 
 
 @dataclass(frozen=True, slots=True)
 class _Above:
-    """What stands above a node: the function right above it, and whether only existence is asked for."""
+    """The context of a node.
+
+    It has the function directly above the node, and whether only the existence of a series matters.
+    """
 
     function: str = ""
     exists: bool = False
@@ -235,7 +251,7 @@ class _Lint:
                 self.found.append(f"{what} ({label}): no such label there; it has {has}")
 
     def _available(self, node: Any) -> frozenset[str] | None:
-        """The labels that a result may have; None where that cannot be said."""
+        """Return the labels that a result may have; None where that is not known."""
         node = bare(node)
         if isinstance(node, promql.VectorSelector):
             known = [(name, self._known(name)) for name in names(node)]

@@ -1,8 +1,9 @@
-"""Whether a text is a regular expression of Prometheus: RE2's syntax as Go's ``regexp/syntax`` takes it, Perl flags on.
+r"""Decide whether Prometheus accepts a regular expression.
 
-Python's ``re`` takes other things (lookahead, back references, ``\\Z``) and refuses some of these, so it cannot tell.
+The syntax is RE2's as Go's ``regexp/syntax`` takes it, with Perl flags on.
+Python's ``re`` accepts other things (lookahead, back references, ``\Z``) and refuses some of these, so it cannot decide.
 Source: https://github.com/google/re2/wiki/Syntax and the parser of Go 1.19; compared with promtool (tests/alerts/test_re2.py).
-Not checked: whether a name of three or more letters in ``\\p{...}`` is a script, and Go's limit of the compiled size.
+Not checked: whether a name of three or more letters in ``\p{...}`` is a script, and Go's limit of the compiled size.
 """
 
 from __future__ import annotations
@@ -36,11 +37,14 @@ _SIMPLE: Final = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
 
 
 class _RefusedError(Exception):
-    """The message says why."""
+    """The pattern is refused; the message says why."""
 
 
 def refusal(pattern: str) -> str:
-    """Why Prometheus would not take ``pattern`` as a regular expression; '' where it would."""
+    """Return why Prometheus would refuse ``pattern`` as a regular expression.
+
+    Returns '' where it would accept it.
+    """
     try:
         _Reader(pattern).read()
     except _RefusedError as error:
@@ -49,12 +53,15 @@ def refusal(pattern: str) -> str:
 
 
 class _Reader:
-    """Reads from the left; ``_last``: by how much the item before may be repeated already, None where there is none to repeat."""
+    """Reads a pattern from the left.
+
+    ``_last``: how many repeats the item before already has; None where there is no item to repeat.
+    """
 
     def __init__(self, pattern: str) -> None:
         self._text = pattern
         self._at = 0
-        self._open: list[tuple[int, int]] = []  # of each group: where it began, the most repeats before it in the group around
+        self._open: list[tuple[int, int]] = []  # per open group: where it began, and the most repeats before it
         self._most = 1
         self._last: int | None = None
 
@@ -141,7 +148,7 @@ class _Reader:
         text, at = self._text, self._at
         if text.startswith("\\Q", at):
             end = text.find("\\E", at + 2)
-            if end < 0:  # Go would take it; Prometheus puts it into a group, whose end it would quote
+            if end < 0:  # Go would accept it; Prometheus puts the pattern into a group, whose end it would quote
                 raise _RefusedError("\\Q has no end: \\E is missing")
             quoted, self._at = text[at + 2 : end], end + 2
             if quoted:
@@ -154,7 +161,7 @@ class _Reader:
         self._item()
 
     def _class_escape(self) -> bool:
-        """``\\d`` or ``\\p{Greek}``."""
+        r"""Read a class such as ``\d`` or ``\p{Greek}``."""
         after = self._text[self._at + 1 : self._at + 2]
         if after and after in _PERL_CLASSES:
             self._at += 2
@@ -171,7 +178,7 @@ class _Reader:
         return True
 
     def _escape(self) -> int:
-        """One escaped character; its code."""
+        """Read one escaped character and return its code."""
         if self._at + 1 == len(self._text):
             raise _RefusedError("it ends with a backslash")
         found = _ESCAPED.match(self._text, self._at)

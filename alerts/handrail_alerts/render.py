@@ -1,4 +1,4 @@
-"""Rules as the YAML that Prometheus, or its operator, reads."""
+"""Render rules as YAML for Prometheus or for its operator."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ from handrail_alerts.alert import Alert, Recording, RuleGroup, prometheus
 from handrail_alerts.slo import SloFile
 
 RUNBOOKS: Final = "docs/runbooks"
-"""Where runbook pages are, unless said otherwise: below the repository, or below where the documentation is served."""
+"""The default place of the runbook pages.
+
+It is below the repository, or below the address that serves the documentation.
+"""
 
 HEAD: Final = "# Made by 'handrail alerts render': change slo.yaml, or handrail_alerts, not this file.\n"
 
 
 class Format(str, Enum):
-    """What the rules are for."""
+    """The target of the rules."""
 
     PROMETHEUS = "prometheus"
     PROMETHEUSRULE = "prometheusrule"  # the operator's object
 
 
 def rule_file(groups: Iterable[RuleGroup], slo: SloFile, runbooks: str = RUNBOOKS) -> str:
-    """One rule file of Prometheus."""
+    """Render one rule file of Prometheus."""
     return HEAD + to_yaml({"groups": [_group(group, slo, runbooks) for group in groups]})
 
 
 def rule_object(files: Mapping[str, Iterable[RuleGroup]], slo: SloFile, runbooks: str = RUNBOOKS) -> str:
-    """Every group as one PrometheusRule."""
+    """Render every group as one PrometheusRule."""
     groups = [_group(group, slo, runbooks) for each in files.values() for group in each]
     labels = {"app.kubernetes.io/name": "handrail", "app.kubernetes.io/component": "alerts"}
     return HEAD + to_yaml(
@@ -42,16 +45,16 @@ def rule_object(files: Mapping[str, Iterable[RuleGroup]], slo: SloFile, runbooks
 
 
 def runbook(alert: str, runbooks: str = RUNBOOKS) -> str:
-    """The page of an alert."""
+    """Return the address of an alert's runbook page."""
     return f"{runbooks.rstrip('/')}/{alert}.md"
 
 
 def to_yaml(value: Any) -> str:
-    """Plain data as YAML, texts of several lines as blocks."""
+    """Render plain data as YAML, with texts of several lines as blocks."""
     import yaml
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc,unused-ignore]
-        """With blocks, and lists below their key."""
+        """A dumper that writes blocks, and indents lists below their key."""
 
         def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
             super().increase_indent(flow, False)

@@ -1,5 +1,6 @@
-"""Matchers as PromQL writes them between braces, and what Prometheus would refuse of them.
+"""Check matchers as PromQL writes them between braces.
 
+It finds what Prometheus would refuse.
 Source: the lexer and ``util/strutil`` of Prometheus 2.42 (strings), ``re2.py`` (regular expressions).
 """
 
@@ -25,7 +26,7 @@ _SHAPE: Final = "must be matchers as PromQL writes them, without braces: label, 
 
 
 def refused(selector: str) -> str:
-    """The rule that ``selector`` breaks; '' where Prometheus would take it."""
+    """Return the rule that ``selector`` breaks; '' where Prometheus would accept it."""
     if not _ALL.fullmatch(selector):
         return _SHAPE
     for found in _ONE.finditer(selector):
@@ -40,7 +41,10 @@ def refused(selector: str) -> str:
 
 
 def unquoted(string: str) -> str:
-    """What a string of PromQL, in its quotes, says. Raises ``ValueError``, which says what is wrong with it."""
+    """Return the content of a quoted PromQL string.
+
+    Raises ``ValueError``, which says what is wrong with the string.
+    """
     quote, inner = string[0], string[1:-1]
     if quote == "`":
         return inner

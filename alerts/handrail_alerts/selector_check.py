@@ -1,4 +1,7 @@
-"""The selectors of the rules: one that matches no series of a Prometheus looks healthy for ever (case H15)."""
+"""List the selectors of the rules, to check that each matches a series.
+
+A rule whose selector matches no series of a Prometheus looks healthy for ever (case H15).
+"""
 
 from __future__ import annotations
 
@@ -24,17 +27,20 @@ class Read:
 
     @property
     def query(self) -> str:
-        """Has a result where anything of it was scraped in the last hour."""
+        """Return a query that has a result where the selector matched in the last hour."""
         return f"count(last_over_time({self.selector}[1h]))"
 
 
 def selectors(expr: str) -> Iterator[str]:
-    """The selectors of scraped series in one of our own expressions, each as it stands there."""
+    """Yield the selectors of scraped series in one of our own expressions.
+
+    Each is as the expression writes it.
+    """
     yield from filter(None, _SELECTOR.findall(expr))
 
 
 def read_selectors(slo: SloFile) -> tuple[Read, ...]:
-    """Every selector that the rules read, in their order."""
+    """Return every selector that the rules read, in the order of the rules."""
     readers: dict[str, dict[str, None]] = {}
     for groups in files(slo).values():
         for rule in (rule for group in groups for rule in group.rules):
@@ -44,7 +50,10 @@ def read_selectors(slo: SloFile) -> tuple[Read, ...]:
 
 
 def _name(rule: Alert | Recording) -> str:
-    """An alert; of recordings the objective, since it has many and they read the same."""
+    """Return the name of an alert, or the objective of a recording.
+
+    An objective has many recordings, and they read the same selectors.
+    """
     if isinstance(rule, Alert):
         return rule.name
     return f"objective {rule.labels['slo']}" if "slo" in rule.labels else rule.record

@@ -1,4 +1,7 @@
-"""Alerts of Handrail itself: what is not watched, what is lost, what is down. Silence must not look like health (case H08)."""
+"""Alerts on Handrail itself: what is unwatched, lost or down.
+
+Silence must not look like health (case H08).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from handrail_alerts.alert import Alert, RuleGroup, Severity, minutes, prometheu
 from handrail_alerts.context import Context, any_of
 
 _AT: Final = "at {{ $labels.instance }}"
-_SIDECAR_JOB: Final = 'job="handrail-sidecar"'  # in every deployment of ours: of what never answered nothing else is known
+_SIDECAR_JOB: Final = 'job="handrail-sidecar"'  # set in every deployment; nothing else is known of a target that never answered
 _SIDECARS: Final = "handrail_sidecar_info"
 _COLLECTORS: Final = "handrail_collector_info"
 LOSSES: Final = (
@@ -28,7 +31,7 @@ LOSSES: Final = (
     "handrail_collector_forward_dropped_items_total",
     "handrail_collector_faults_total",
 )
-"""What is counted where evidence is lost, or a fault of ours left some out."""
+"""Counters of lost evidence, and of evidence that a fault of ours left out."""
 
 LAG_SECONDS: Final = 60
 _FETCHES_SEEN: Final = (
@@ -81,7 +84,10 @@ def _absent(context: Context) -> Alert:
 
 
 def _gone(context: Context, *matchers: str) -> str:
-    """Targets that were sidecars in the last hour and cannot be scraped, with their role."""
+    """Match targets that were sidecars in the last hour and cannot be scraped now.
+
+    The result has their role.
+    """
     return f"({context.series('up')} == 0) + on {context.of_target()} group_left (role) {context.processes(_SIDECARS, *matchers)}"
 
 
@@ -221,7 +227,10 @@ def _coverage(context: Context) -> Alert:
 
 
 def _unwatched(context: Context) -> Alert:
-    """A critical input is absent: by role, since each is only there where it means something (case H08)."""
+    """Alert on absent critical inputs.
+
+    The alert is by role, since each input exists only where it means something (case H08).
+    """
     info, on = context.series(_SIDECARS, 'role="decode"'), context.of_target()
     keeper = context.series(_SIDECARS, 'role="prefill"')
     fetches = "".join(f" unless on {on} {context.series(name)}" for name in _FETCHES_SEEN)

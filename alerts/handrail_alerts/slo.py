@@ -1,6 +1,7 @@
-"""The file of objectives and limits, ``slo.yaml``: what is promised of which model and pool, and the other alerts' limits.
+"""The file of objectives and limits, ``slo.yaml``.
 
-Every problem of a file is told at once, each with its line, what is valid and the nearest known key.
+It has the objectives of models and pools, and the limits of the other alerts.
+Every problem of a file is reported at once, each with its line, what is valid and the nearest known key.
 """
 
 # ruff: noqa: RUF009 - setting() and section() return dataclasses.field(), which is what a default should be
@@ -37,18 +38,24 @@ _EXAMPLE: Final = "objectives: [{signal: ttft, role: edge, threshold: 2s, target
 
 
 MOST_SCRAPE_NS: Final = 120 * 10**9
-"""Prometheus takes a series for gone 5 minutes after its last sample: a scrape or two may fail."""
+"""The longest scrape interval.
+
+Prometheus drops a series 5 minutes after its last sample, so this leaves room for a scrape or two that fail.
+"""
 
 _OWN_LABELS: Final = {
     *("cause", "device", "engine", "finding", "gpu", "instance", "job", "kind", "le", "listener", "met", "model_name", "outcome"),
     *("peer", "phase", "reason", "role", "scope", "slo", "source", "target", "use"),
 }
-"""Of Handrail's series or of the target itself: rules group by these where they mean to."""
+"""Labels of Handrail's series or of the target itself.
+
+Rules group by these where they need to.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prometheus:
-    """How the metrics are scraped and the rules are evaluated."""
+    """How Prometheus scrapes the metrics and evaluates the rules."""
 
     selector: str = setting(
         "",
@@ -71,7 +78,7 @@ class Prometheus:
     )
 
     def problems(self) -> Iterator[Problem]:
-        """What Prometheus would refuse the rules for."""
+        """Yield the problems for which Prometheus would refuse the rules."""
         if self.selector and (rule := refused(self.selector)):
             example = """selector: 'job="handrail"'"""
             yield Problem(path="prometheus.selector", value=self.selector, rule=rule, example=example)
@@ -102,13 +109,13 @@ class _Top:
     prometheus: Prometheus = section(Prometheus)
 
     def cross_check(self) -> Iterator[Problem]:
-        """What no single field shows."""
+        """Yield the problems that no single field shows."""
         yield from self.prometheus.problems()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloFile:
-    """A file that is valid."""
+    """The content of a valid file."""
 
     objectives: tuple[ServiceObjective, ...]
     window: Duration
@@ -118,18 +125,21 @@ class SloFile:
     prometheus: Prometheus
 
     def others(self, objective: ServiceObjective) -> tuple[str, ...]:
-        """The models that other objectives of its signal and role name: not meant by one without models."""
+        """Return the models that other objectives of its signal and role name.
+
+        An objective without models does not cover these.
+        """
         same = [each for each in self.objectives if (each.signal, each.role) == (objective.signal, objective.role)]
         return () if objective.models else tuple(dict.fromkeys(model for each in same for model in each.models))
 
 
 def load(file: Path = DEFAULT) -> SloFile:
-    """Raises ``ConfigError`` with every problem of the file."""
+    """Load a file. Raises ``ConfigError`` with every problem of the file."""
     return read(read_text(file), str(file))
 
 
 def read(text: str, name: str) -> SloFile:
-    """As ``load``, from the text of a file called ``name``."""
+    """Parse the text of a file called ``name``, as ``load`` does."""
     import yaml
 
     try:
@@ -157,7 +167,7 @@ def read(text: str, name: str) -> SloFile:
 
 
 def _objectives(root: Any, name: str, problems: list[Problem]) -> list[tuple[ServiceObjective, str]]:
-    """Each with where it stands."""
+    """Parse the objectives, each with its place in the file."""
     import yaml
 
     found: list[tuple[ServiceObjective, str]] = []
@@ -182,7 +192,7 @@ _Config = TypeVar("_Config")
 
 
 def _parsed(cls: type[_Config], given: Mapping[str, Given], prefix: str, where: str, problems: list[Problem]) -> _Config | None:
-    """One class from what was given for it, its problems under their full path."""
+    """Build one class from its values; problems get their full path."""
     try:
         return parse(cls, None, where, given)
     except ConfigError as error:
@@ -199,7 +209,10 @@ def _parsed(cls: type[_Config], given: Mapping[str, Given], prefix: str, where: 
 
 
 def _given(node: Any, prefix: str, known: Sequence[Key], name: str, problems: list[Problem], inner: str = "") -> dict[str, Given]:
-    """What a mapping gives, by path below it; unknown and repeated keys become problems."""
+    """Collect the values of a mapping by their path below it.
+
+    Unknown and repeated keys become problems.
+    """
     import yaml
 
     found: dict[str, Given] = {}
@@ -234,7 +247,7 @@ def _plain(node: Any) -> str | list[str] | dict[str, str]:
 
 
 def _together(objectives: Sequence[tuple[ServiceObjective, str]], top: _Top) -> Iterator[Problem]:
-    """What several objectives, or one with the window, do wrong."""
+    """Yield the conflicts between objectives, and between an objective and the window."""
     from handrail_alerts.burn_windows import unreachable_target
 
     names: dict[str, str] = {}

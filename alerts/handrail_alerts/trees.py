@@ -1,4 +1,7 @@
-"""Walking a PromQL tree of ``promql-parser``: which series it selects, by which names and matchers."""
+"""Walk a PromQL tree of ``promql-parser``.
+
+It finds the series that the tree selects, and their names and matchers.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any, Final
 
 import promql_parser as promql
 
-# Durations that nobody writes stand for Grafana's variables while the query is parsed.
+# Durations that nobody writes replace Grafana's variables while the query is parsed.
 RATE_INTERVAL: Final = timedelta(hours=1, minutes=7, seconds=11)
 RANGE: Final = timedelta(hours=1, minutes=7, seconds=13)
 INTERVAL: Final = timedelta(hours=1, minutes=7, seconds=17)
@@ -18,7 +21,10 @@ _VARIABLE: Final = re.compile(r"\$(?:\{(__\w+)\}|(__\w+))")
 
 
 def parse(expr: str) -> promql.Expr:
-    """The tree of a query in which Grafana's windows may stand. Raises ``ValueError`` for what is no PromQL."""
+    """Parse a query that may contain Grafana's window variables.
+
+    Raises ``ValueError`` when ``expr`` is not PromQL.
+    """
     return promql.parse(_VARIABLE.sub(_duration, expr))
 
 
@@ -59,7 +65,10 @@ def matchers(node: promql.VectorSelector) -> list[promql.Matcher]:
 
 
 def names(node: promql.VectorSelector) -> list[str]:
-    """The name, or the names of a ``__name__`` matcher that only lists some; none where it cannot be told."""
+    """Return the name, or the names in a ``__name__`` matcher that only lists some.
+
+    Returns an empty list where the names are not known.
+    """
     if node.name:
         return [node.name]
     for matcher in matchers(node):
@@ -79,7 +88,10 @@ def keeps(node: promql.AggregateExpr, label: str) -> bool:
 
 
 def is_earlier(now: Any, before: Any) -> bool:
-    """``x`` and ``x offset ...``: what was born meanwhile. The one place where a counter stands bare (case H01)."""
+    """Test for ``x`` and ``x offset ...``, which find series that are new since then.
+
+    This is the one place where a counter may stand without a rate (case H01).
+    """
     if not (isinstance(now, promql.VectorSelector) and isinstance(before, promql.VectorSelector)):
         return False
     return now.name == before.name and before.offset is not None and now.offset is None

@@ -1,1 +1,4 @@
-"""Grafana dashboards: as code in ``boards``, as JSON in ``generated``. Exporting needs the standard library alone."""
+"""Grafana dashboards: as code in ``boards``, as JSON in ``generated``.
+
+Exporting needs only the standard library.
+"""

@@ -1,4 +1,7 @@
-"""``python -m handrail_dashboards``: write ``generated`` from the boards. Needs ``grafana-foundation-sdk``."""
+"""Write ``generated`` from the boards: ``python -m handrail_dashboards``.
+
+Needs ``grafana-foundation-sdk``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ GENERATED: Final = Path(__file__).parent / "generated"
 
 
 def write() -> None:
-    """All of them, and nothing else stays there."""
+    """Write all dashboards, and remove every other file there."""
     made = {f"{board.file}.json": board_json(board) for board in BOARDS}
     GENERATED.mkdir(exist_ok=True)
     for stale in {each.name for each in GENERATED.glob("*.json")} - made.keys():

@@ -1,4 +1,7 @@
-"""Boards as Grafana's JSON, by the builders of ``grafana-foundation-sdk`` (types of Grafana 11.6)."""
+"""Build Grafana's JSON of the boards with ``grafana-foundation-sdk``.
+
+The types are those of Grafana 11.6.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def board_json(board: Board) -> str:
-    """The file: keys sorted, two spaces, one newline at the end."""
+    """Return a board's file: keys sorted, two spaces, one newline at the end."""
     builder = (
         build.Dashboard(board.title)
         .description(board.description)
@@ -51,9 +54,10 @@ def board_json(board: Board) -> str:
 
 
 def _repaired(made: dict[str, Any]) -> dict[str, Any]:
-    """With what the SDK's types lack, and without what is not meant: its defaults of other kinds of variables and of footers.
+    """Add what the SDK's types lack, and remove defaults that are not meant.
 
-    Annotations are asked by ``target`` in newer Grafanas, by ``expr`` in older ones.
+    The removed defaults are those of other kinds of variables and of footers.
+    Newer Grafanas read an annotation's query from ``target``, older ones from ``expr``.
     """
     for annotation, (_, _, expr, title, text) in zip(made["annotations"]["list"], ANNOTATIONS, strict=True):
         annotation.update(titleFormat=title, textFormat=text, step="30s")
@@ -93,7 +97,10 @@ def _panel(panel: Panel, number: int, place: GridPosition) -> Any:
 
 
 def _nothing(words: str) -> model.SpecialValueMap:
-    """What is not known is neither good nor bad: grey, not the colour of the lowest threshold."""
+    """Show unknown values in grey.
+
+    An unknown value is neither good nor bad, so it must not have the colour of the lowest threshold.
+    """
     result = model.ValueMappingResult(text=words, color=GREY, index=0)
     return model.SpecialValueMap(
         options=model.DashboardSpecialValueMapOptions(match=model.SpecialValueMatch.NULL_AND_NAN, result=result)
@@ -123,7 +130,7 @@ def _target(query: PanelQuery, letter: str, kind: PanelType) -> prometheus.Dataq
 
 
 def _thresholds(steps: Steps) -> build.ThresholdsConfig:
-    """The first step is the colour of whatever is below the second."""
+    """Build thresholds; the first step is the colour of values below the second."""
     first = steps[0][1] if steps else GREEN
     found = [model.Threshold(value=None, color=first), *(model.Threshold(value=at, color=colour) for at, colour in steps[1:])]
     return build.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(found)

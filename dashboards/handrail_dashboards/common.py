@@ -1,4 +1,4 @@
-"""What every board has around its panels: variables, annotations, links.
+"""The parts that every board has around its panels: variables, annotations, links.
 
 No uid of a data source, of a dashboard or of anything else is written out: a variable stands for each, so that a file works
 wherever it is imported, provisioned or mounted (case H04).
@@ -23,12 +23,15 @@ SINCE_UNTIL: Final = "since=${__from:date:iso}&until=${__to:date:iso}"
 
 
 def source() -> model.DataSourceRef:
-    """Whatever Prometheus is chosen."""
+    """Return a reference to the Prometheus that the user has chosen."""
     return model.DataSourceRef(type_val="prometheus", uid=f"${{{DATASOURCE}}}")
 
 
 def variables() -> list[build.QueryVariable | build.DatasourceVariable | build.TextBoxVariable]:
-    """In the order in which they are shown; those that only links need are hidden."""
+    """Build the variables in the order in which Grafana shows them.
+
+    Variables that only links need are hidden.
+    """
     return [
         build.DatasourceVariable(DATASOURCE).label("Prometheus").type("prometheus"),
         _queries("cluster", "Cluster", "label_values(handrail_sidecar_info, cluster)"),
@@ -83,7 +86,10 @@ ANNOTATIONS: Final = (
         "{{role}} {{instance}}, sidecar {{version}}",
     ),
 )
-"""Name, colour, query, title and text: what changed, over every panel."""
+"""Name, colour, query, title and text of each annotation.
+
+Annotations show on every panel what changed.
+"""
 
 
 def changes() -> list[build.AnnotationQuery]:
@@ -94,7 +100,10 @@ def changes() -> list[build.AnnotationQuery]:
 
 
 def board_links() -> list[build.DashboardLink]:
-    """To the other boards with the same choices, and to the traces of the time that is looked at."""
+    """Build the links to the other boards and to the traces.
+
+    Board links keep the same choices; the trace link keeps the time range.
+    """
     return [
         build.DashboardLink("Handrail")
         .type(model.DashboardLinkType.DASHBOARDS)

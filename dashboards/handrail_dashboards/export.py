@@ -1,6 +1,7 @@
-"""The generated dashboards out of the installed package, with what a user may set: a data source, and where traces are.
+"""Export the generated dashboards from the installed package.
 
-Files in ``generated`` are made by ``make dashboards`` and kept in the repository, so nothing is built at a user's.
+A user may set a data source, and where traces are.
+Files in ``generated`` are made by ``make dashboards`` and kept in the repository, so nothing is built on a user's machine.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ PACKAGE: Final = "handrail_dashboards"
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Empty: as generated. ``datasource`` and ``tempo`` are names (or uids) of Grafana's data sources, the others addresses."""
+    """The user's settings; an empty one leaves the dashboards as generated.
+
+    ``datasource`` and ``tempo`` are names (or uids) of Grafana's data sources, the others are addresses.
+    """
 
     datasource: str = ""
     tempo: str = ""
@@ -26,7 +30,7 @@ class Choices:
 
 
 def dashboards(choices: Choices) -> Mapping[str, str]:
-    """File name -> JSON, sorted by name."""
+    """Return file names and their JSON, sorted by name."""
     return {
         name: json.dumps(_chosen(json.loads(text), choices), indent=2, ensure_ascii=False) + "\n"
         for name, text in _texts("generated")
@@ -34,7 +38,10 @@ def dashboards(choices: Choices) -> Mapping[str, str]:
 
 
 def provisioning() -> Mapping[str, str]:
-    """Path below Grafana's provisioning folder -> an example of a file there."""
+    """Return examples of provisioning files.
+
+    Each has its path below Grafana's provisioning folder.
+    """
     return {f"{name.partition('.')[0]}/handrail.yaml": text for name, text in _texts("provisioning")}
 
 
@@ -50,7 +57,7 @@ def _chosen(board: dict[str, Any], choices: Choices) -> dict[str, Any]:
             continue
         variable["current"] = {"selected": True, "text": value, "value": value}
         if variable["type"] == "datasource":
-            variable["regex"] = f"/^{re.escape(value)}$/"  # only this one can be chosen: another has none of these series
+            variable["regex"] = f"/^{re.escape(value)}$/"  # only this data source can be chosen: another has none of these series
         else:
             variable["query"] = value
     return board

@@ -1,4 +1,7 @@
-"""Where each panel stands: rows from top to bottom, panels from left to right, a new line where one does not fit."""
+"""Place the panels: rows from top to bottom, panels from left to right.
+
+A panel that does not fit begins a new line.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ HEADING: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class GridPosition:
-    """In columns and rows of Grafana's grid."""
+    """A place in columns and rows of Grafana's grid."""
 
     x: int
     y: int
@@ -23,7 +26,10 @@ class GridPosition:
 
 
 def places(rows: Sequence[PanelRow]) -> Iterator[tuple[PanelRow | Panel, GridPosition]]:
-    """Each row's heading and then its panels, in order. Raises ``ValueError`` for a panel that is wider than the grid."""
+    """Yield each row's heading and then its panels, in order.
+
+    Raises ``ValueError`` for a panel that is wider than the grid.
+    """
     y = 0
     for row in rows:
         yield row, GridPosition(0, y, COLUMNS, HEADING)

@@ -1,8 +1,8 @@
-"""PromQL as the boards write it: who a series is of, over what time, and how it is put together.
+"""PromQL building blocks for the boards: selectors, time ranges and aggregations.
 
-Each function gives an expression as text. ``$cluster``, ``$model``, ``$role`` and ``$instance`` are the boards' variables, whose
-"all" is ``.*``: a series without the label matches as well. Rates are over ``$__rate_interval``, which Grafana keeps above four
-scrapes; counts of a whole time range are over ``$__range`` and asked once.
+Each function returns an expression as text. ``$cluster``, ``$model``, ``$role`` and ``$instance`` are the boards' variables,
+whose "all" is ``.*``: a series without the label matches as well. Rates are over ``$__rate_interval``, which Grafana keeps above
+four scrapes; counts of a whole time range are over ``$__range`` and evaluated once.
 """
 
 from __future__ import annotations
@@ -17,16 +17,22 @@ RATE: Final = "$__rate_interval"
 RANGE: Final = "$__range"
 FEW: Final = 6
 IDENTITY: Final = "cluster, job, instance"
-"""What a scrape says a process by. ``cluster`` is empty where nobody set it, which matches itself."""
+"""The labels by which a scrape names a process.
+
+``cluster`` is empty where nobody set it, and an empty label matches itself.
+"""
 
 PORT: Final = ("cluster", "job", "instance", "device", "kind")
 
 FAILED_FETCHES: Final = 'outcome=~"' + "|".join(sorted(outcome.value for outcome in FAILURES)) + '"'
 FAILED_REQUESTS: Final = 'outcome=~"' + "|".join(sorted(outcome.value for outcome in FAILED)) + '"'
-"""Not those that a client gave up, nor those of which nobody knows how they ended."""
+"""Matcher of the failed requests.
+
+It leaves out requests that a client gave up, and those with an unknown end.
+"""
 
 _CLIENT_SIDE: Final = ('role="edge"', 'role="router"', 'role=~"decode|collocated"')
-"""Who is nearest to the client, best first."""
+"""Matchers of the roles that are nearest to the client, best first."""
 
 _CLUSTER: Final = 'cluster=~"$cluster"'
 _INSTANCE: Final = 'instance=~"$instance"'
@@ -35,52 +41,59 @@ _ROLE: Final = 'role=~"$role"'
 
 
 def live(name: str, *more: str) -> str:
-    """A sidecar's series that tells the model and the role."""
+    """Select a sidecar's series that has the labels of model and role."""
     return _select(name, _CLUSTER, _INSTANCE, _MODEL, _ROLE, *more)
 
 
 def role(name: str, *more: str) -> str:
-    """A sidecar's series that tells the role, of no model."""
+    """Select a sidecar's series that has the label of the role, not of a model."""
     return _select(name, _CLUSTER, _INSTANCE, _ROLE, *more)
 
 
 def own(name: str, *more: str) -> str:
-    """A sidecar's series that tells neither: of the process, its engine or its host."""
+    """Select a sidecar's series without model and role: of process, engine or host."""
     return _select(name, _CLUSTER, _INSTANCE, *more)
 
 
 def joined(name: str, *more: str) -> str:
-    """A collector's series; ``$instance`` and ``$role`` are of sidecars and say nothing of it."""
+    """Select a collector's series.
+
+    ``$instance`` and ``$role`` are those of sidecars, so they do not apply here.
+    """
     return _select(name, _CLUSTER, *more)
 
 
 def joined_model(name: str, *more: str) -> str:
-    """A collector's series that tells the model."""
+    """Select a collector's series that has the label of the model."""
     return _select(name, _CLUSTER, _MODEL, *more)
 
 
 def pooled(values: str) -> str:
-    """``values`` of ``own`` with the role of the sidecar that gave each: an engine's and a GPU's series do not tell it."""
+    """Add the role of its sidecar to each of ``values``, which are made with ``own``.
+
+    An engine's and a GPU's series have no role.
+    """
     info = f"max by ({IDENTITY}, role) ({role(names.METRIC_SIDECAR + '_info')})"
     return f"{values} * on ({IDENTITY}) group_left (role) {info}"
 
 
 def rate(series: str) -> str:
-    """A second."""
+    """Return the rate a second."""
     return f"rate({series}[{RATE}])"
 
 
 def increase(series: str) -> str:
-    """Over the time range that is looked at: for queries that are asked once."""
+    """Return the increase over the displayed time range, for queries that run once."""
     return f"increase({series}[{RANGE}])"
 
 
 def counted(series: str) -> str:
-    """The like of a sidecar's failures: a series that was not there when the range began counts in full (case H01).
+    """Return the increase of a sidecar's counter, with new series in full (case H01).
 
-    ``increase`` sees nothing in one that begins at 1: a new peer, a new failure type, an Xid, a process that failed before
-    its first scrape. Where a new one began anew the increase is the larger. Not for a collector's, which keep their value
-    over restarts.
+    A new series is one that did not exist when the range began.
+    ``increase`` sees no growth in one that begins at 1: a new peer, a new failure type, an Xid, a process that failed before its
+    first scrape. Where a new series began again, the increase is the larger figure.
+    Not for a collector's counters, which keep their value over restarts.
     """
     return f"((({series} unless {series} offset {RANGE}) > {increase(series)}) or {increase(series)})"
 
@@ -98,7 +111,7 @@ def least(values: str, *by: str) -> str:
 
 
 def highest(values: str) -> str:
-    """The few that stand out: of a hundred hosts nobody reads a hundred lines."""
+    """Keep the few highest series: nobody reads a hundred lines of a hundred hosts."""
     return f"topk({FEW}, {values})"
 
 
@@ -111,60 +124,75 @@ def mean(values: str, *by: str) -> str:
 
 
 def ratio(part: str, whole: str) -> str:
-    """Absent, not NaN, where there was nothing."""
+    """Divide, so that the result is absent instead of NaN where ``whole`` is 0."""
     return f"{part} / ({whole} > 0)"
 
 
 def each_of(parts: str, whole: str, *on: str) -> str:
-    """Each of ``parts`` over the one ``whole`` that has the same labels ``on``."""
+    """Divide each of ``parts`` by the one ``whole`` that has the same labels ``on``."""
     return f"{parts} / on ({', '.join(on)}) group_left () ({whole} > 0)"
 
 
 def of_line_rate(rates: str) -> str:
-    """Of ports, each direction's share of what the port can carry, the fullest of them."""
+    """Return the share of its line rate that each direction of a port uses.
+
+    Only the ports with the highest shares are kept.
+    """
     return highest(each_of(rates, own("handrail_link_line_rate_bytes_per_second"), *PORT))
 
 
 def quantile(share: float, buckets: str, *by: str) -> str:
-    """Of all processes together, never a mean of their quantiles. Absent where nothing was counted: NaN is not above 0."""
+    """Return a quantile over all processes together, never a mean of their quantiles.
+
+    It is absent where nothing was counted, since NaN is not above 0.
+    """
     return f"histogram_quantile({share:g}, {total(rate(buckets), 'le', *by)}) > 0"
 
 
 def quantile_of_range(share: float, buckets: str, *by: str) -> str:
-    """The like over the whole time range, for what is asked once."""
+    """Return ``quantile`` over the whole time range, for queries that run once."""
     return f"histogram_quantile({share:g}, {total(increase(buckets), 'le', *by)}) > 0"
 
 
 def client_ttft(share: float) -> str:
-    """As near to the client as it is seen: at an edge, else from D's arrival on, else as D's scheduler tells. Never added up."""
+    """Return a quantile of time to first token, measured nearest to the client.
+
+    That is at an edge, else from D's arrival on, else as D's scheduler reports it. The scopes are never added up.
+    """
     scopes = (live("handrail_ttft_seconds_bucket", f'scope="{scope}"') for scope in ("edge", "router", "decode", "engine"))
     return " or on () ".join(f"({quantile(share, buckets, 'scope')})" for buckets in scopes)
 
 
 def client_quantile(share: float, name: str) -> str:
-    """The like for what has no scope."""
+    """Return a quantile, measured nearest to the client, for what has no scope."""
     return " or ".join(f"({quantile(share, live(f'{name}_bucket', who))})" for who in _CLIENT_SIDE)
 
 
 def client_total(counter: str, *more: str) -> str:
-    """Requests a second, each once: for each model, as counted by whoever is nearest to the client."""
+    """Return requests a second, each counted once.
+
+    For each model, the role nearest to the client counts.
+    """
     found = (total(rate(live(counter, who, *more)), "cluster", "model_name") for who in _CLIENT_SIDE)
     return f"sum ({' or '.join(found)})"
 
 
 def where(values: str, report: str) -> str:
-    """``values`` where ``told`` is there at all: absent, not 0, where nobody counts."""
+    """Return ``values`` where ``report`` exists; absent, not 0, where nobody counts."""
     return f"({values}) and on () count({report})"
 
 
 def client_counted(counter: str, *more: str) -> str:
-    """The like over the whole time range, of failures: in all, asked once."""
+    """Return the increase of failures over the whole time range, summed up.
+
+    It runs once, over the whole time range. For each model, the role nearest to the client counts.
+    """
     found = (total(counted(live(counter, who, *more)), "cluster", "model_name") for who in _CLIENT_SIDE)
     return f"sum ({' or '.join(found)})"
 
 
 def named(values: str, label: str, value: str) -> str:
-    """``values`` with one more label, so that different ones can stand in one table."""
+    """Add one more label, so that different values can be in one table."""
     return f'label_replace({values}, "{label}", "{value}", "", "")'
 
 

@@ -1,4 +1,7 @@
-"""Prints what Alertmanager's webhooks say, a line an alert: the stand-in for whoever is on call."""
+"""Print the alerts that Alertmanager's webhooks deliver, one line an alert.
+
+It stands in for the person on call.
+"""
 
 import json
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,7 +17,7 @@ class Pager(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """No line for each request."""
+        """Suppress the log line that the server writes for each request."""
 
 
 HTTPServer(("127.0.0.1", 9095), Pager).serve_forever()

@@ -1,2 +1,4 @@
-"""Checks of a prefill/decode pair before traffic: facts are gathered at the edge, judged by pure functions, each with its
-reason."""
+"""Checks of a prefill/decode pair before it gets traffic.
+
+Gatherers collect facts, pure functions judge them, and each result has its reason.
+"""

@@ -1,6 +1,6 @@
-"""Everything that the checks judge, as plain data: what was seen of two engines, of this host and of the ways between them.
+"""The facts that the checks judge: engines, this host and the ways between them.
 
-None means: not known. A list that is empty was read and is empty; what could not be read carries the reason instead.
+Plain data. None means: not known. An empty list was read and is empty; what could not be read has a reason instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from handrail_doctor.pair import PairSide, Placement
 ANY: Final = "*"
 """In ``Setup.elsewhere``: variables of any name may be set from elsewhere."""
 ALL_PLUGINS: Final = ("*",)
-"""``Setup.plugins`` where VLLM_PLUGINS is not set: every installed plugin is loaded."""
+"""Value of ``Setup.plugins`` where VLLM_PLUGINS is not set.
+
+vLLM then loads every installed plugin.
+"""
 
 
 # --- engines --------------------------------------------------------------------------------------------------------------
@@ -26,12 +29,14 @@ ALL_PLUGINS: Final = ("*",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What one source (``by``) says of how an engine is set up. ``whole``: it is the command line, so what it leaves out is the
-    default."""
+    """One source's view of an engine's settings; ``by`` names the source.
+
+    ``whole``: it is the command line, so what it leaves out has its default.
+    """
 
     by: str
     whole: bool = False
-    model: str | None = None  # path or name, as the engine was given it
+    model: str | None = None  # the path or name that the engine got
     revision: str | None = None
     dtype: str | None = None
     kv_cache_dtype: str | None = None
@@ -45,21 +50,21 @@ class Setup:
     kv_role: str | None = None  # kv_producer | kv_consumer | kv_both
     lease_s: float | None = None
     failure_policy: str | None = None
-    backends: tuple[str, ...] | None = None  # NIXL's
+    backends: tuple[str, ...] | None = None  # those of NIXL
     side_host: str | None = None  # VLLM_NIXL_SIDE_CHANNEL_HOST
     side_port: int | None = None  # VLLM_NIXL_SIDE_CHANNEL_PORT
     otlp_endpoint: str | None = None
     middleware: tuple[str, ...] | None = None
     log_stats: bool | None = None
     plugins: tuple[str, ...] | None = None  # VLLM_PLUGINS, or ALL_PLUGINS
-    env: Mapping[str, str] | None = None  # the process's environment, as far as the source holds it
-    elsewhere: frozenset[str] = frozenset()  # variables that are set where it runs, to what the source does not hold; ANY: any
-    whole_env: bool = False  # it is the environment itself: what it lacks is not set
+    env: Mapping[str, str] | None = None  # the process's environment, as far as the source has it
+    elsewhere: frozenset[str] = frozenset()  # variables that are set where it runs, to values that no source has; ANY: any
+    whole_env: bool = False  # it is the environment itself: a variable that it lacks is not set
 
 
 @dataclass(frozen=True, slots=True)
 class SourcedValue:
-    """A value and the source that says so."""
+    """A value and its source."""
 
     value: Any
     by: str
@@ -67,7 +72,10 @@ class SourcedValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpAnswer:
-    """What one HTTP question to an engine brought. ``error`` is '' where there was an answer."""
+    """The answer to one HTTP request to an engine.
+
+    ``error`` is '' where there was an answer.
+    """
 
     status: int | None = None
     error: str = ""
@@ -79,18 +87,18 @@ class HttpAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveEngine:
-    """A running engine, asked over HTTP."""
+    """The answers of a running engine over HTTP."""
 
     health: HttpAnswer
-    models: tuple[str, ...] = ()  # as it serves them
+    models: tuple[str, ...] = ()  # under the names that it serves
     metrics: HttpAnswer = field(default_factory=HttpAnswer)
     families: frozenset[str] = frozenset()  # names on its metrics page
-    clock: tuple[int, int] | None = None  # its clock minus ours lies in here, ns; by the Date header, so seconds wide
+    clock: tuple[int, int] | None = None  # its clock minus ours lies in this interval, ns; from the Date header, so seconds wide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineView:
-    """One side of the pair. ``setups``: the surest source first."""
+    """One side of the pair. ``setups``: the most reliable source first."""
 
     side: PairSide
     url: str | None = None
@@ -99,7 +107,10 @@ class EngineView:
     setups: tuple[Setup, ...] = ()
 
     def setting(self, name: str) -> SourcedValue | None:
-        """The first source that says anything of ``name``, a field of ``Setup``."""
+        """Return the value of ``name``, a field of ``Setup``.
+
+        The first source that has it decides.
+        """
         return next((SourcedValue(value, each.by) for each in self.setups if (value := getattr(each, name)) is not None), None)
 
     def value(self, name: str) -> Any:
@@ -107,19 +118,22 @@ class EngineView:
         return None if found is None else found.value
 
     def variable(self, name: str) -> SourcedValue | None:
-        """A variable of its environment, by the first source that holds it."""
+        """Return a variable of its environment.
+
+        The first source that has its environment decides.
+        """
         found = ((each.env.get(name), each.by) for each in self.setups if each.env is not None)
         return next((SourcedValue(value, by) for value, by in found if value is not None), None)
 
     def set_elsewhere(self, name: str) -> bool:
-        """The variable may be set, to what nothing here says."""
+        """Test whether the variable may be set to a value that no source has."""
         if self.variable(name) is not None or any(each.whole_env for each in self.setups):
             return False
         return any({name, ANY} & each.elsewhere for each in self.setups)
 
     @property
     def whole(self) -> bool:
-        """Its command line is known."""
+        """Test whether its command line is known."""
         return any(each.whole for each in self.setups)
 
     @property
@@ -131,9 +145,9 @@ class EngineView:
 
 
 class Reach(str, Enum):
-    """How a TCP connect ended."""
+    """The outcome of a TCP connect."""
 
-    OPEN = "open"  # and it speaks ZeroMQ, as NIXL's side channel does
+    OPEN = "open"  # and the peer speaks ZeroMQ, as NIXL's side channel does
     MUTE = "open, but no ZeroMQ"  # something accepts: a mesh's proxy, another service
     REFUSED = "refused"
     SILENT = "no answer"
@@ -143,8 +157,10 @@ class Reach(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideChannel:
-    """The port at which an engine tells its peers where its KV lies. ``reach``: from this host; None: not tried, ``why_not`` says
-    why."""
+    """The port at which an engine answers its peers where its KV is.
+
+    ``reach``: from this host; None: not tried, and ``why_not`` has the reason.
+    """
 
     side: PairSide
     host: str | None = None
@@ -157,7 +173,10 @@ class SideChannel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpTarget:
-    """An OTLP endpoint and what came of an empty export. ``problem`` is '' where it was taken."""
+    """An OTLP endpoint and the result of an empty export.
+
+    ``problem`` is '' where the endpoint accepted it.
+    """
 
     name: str
     endpoint: str
@@ -167,7 +186,10 @@ class OtlpTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockPair:
-    """``target``'s clock minus ``source``'s lies in ``low_ns`` to ``high_ns``; None: open on that side."""
+    """The offset between two clocks.
+
+    ``target``'s clock minus ``source``'s lies in ``low_ns`` to ``high_ns``; None: open on that side.
+    """
 
     source: str
     target: str
@@ -178,7 +200,10 @@ class ClockPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedTraffic:
-    """What a collector saw of this pair or of the service. Figures are None where there were too few."""
+    """The traffic of this pair or of the service, as a collector saw it.
+
+    A figure is None where there were too few requests.
+    """
 
     by: str
     requests: int = 0
@@ -189,8 +214,8 @@ class ObservedTraffic:
     prefill_token_ns: float | None = None  # median of computing one prompt token
     gap_p99_ns: int | None = None
     fetches: int = 0
-    fetch_bytes_per_s: float | None = None  # median over hand-offs that went well
-    split: bool = False  # by hand-offs, or by requests with another engine for P than for D
+    fetch_bytes_per_s: float | None = None  # median over hand-offs that succeeded
+    split: bool = False  # hand-offs were seen, or requests whose P is another engine than their D
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,14 +225,14 @@ class SidecarSetup:
     by: str
     role: str
     collector: str = ""
-    sends: ClientSettings | None = None  # how it reaches that collector
+    sends: ClientSettings | None = None  # the address by which it reaches that collector
     plugin_socket: str | None = None
     metrics_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions:
-    """What the person said."""
+    """The options of the command line."""
 
     tokens: int
     link_bits_per_s: float | None = None
@@ -219,7 +244,10 @@ class DoctorOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All of it. ``sizes``: of the model, where its config could be read; else ``no_sizes`` says why."""
+    """All facts.
+
+    ``sizes``: of the model, where its config could be read; else ``no_sizes`` has the reason.
+    """
 
     options: DoctorOptions
     placement: Placement = Placement.UNKNOWN
@@ -236,11 +264,14 @@ class Facts:
     no_sizes: str = ""
 
     def engine(self, side: PairSide) -> EngineView:
-        """An empty view where nothing is known of that side."""
+        """Return the view of one engine; empty where nothing is known of it."""
         return self.engines.get(side, EngineView(side=side))
 
     def gpus_of(self, side: PairSide) -> tuple[int, ...] | None:
-        """NVML indexes that the engine uses: as asked, else its CUDA_VISIBLE_DEVICES by number or UUID; None: not known."""
+        """Return the NVML indexes of the engine's GPUs; None: not known.
+
+        They come from the options, else from its CUDA_VISIBLE_DEVICES by number or UUID.
+        """
         if side in self.options.gpus:
             return self.options.gpus[side]
         sourced_value = self.engine(side).variable("CUDA_VISIBLE_DEVICES")

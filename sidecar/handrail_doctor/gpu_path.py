@@ -1,4 +1,4 @@
-"""Which GPUs are on the way of a hand-off within one host, and whether reads over cuda_ipc are what carries it."""
+"""The GPUs of a hand-off within one host, and whether cuda_ipc reads carry it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _ON: Final = ("y", "yes", "on", "1", "try", "force")
 
 
 def pairs_of(facts: Facts) -> list[P2p]:
-    """D's GPUs with P's, as D reads; where the engines' GPUs are not known, every pair."""
+    """Return the pairs of D's GPUs with P's, in the direction in which D reads.
+
+    Where the engines' GPUs are not known, returns every pair.
+    """
     prefill, decode = facts.gpus_of(PairSide.PREFILL), facts.gpus_of(PairSide.DECODE)
     if prefill is None or decode is None:
         return list(facts.host.gpus.p2p)
@@ -22,34 +25,40 @@ def pairs_of(facts: Facts) -> list[P2p]:
 
 
 def chosen(facts: Facts) -> bool:
-    """Both engines' GPUs are known."""
+    """Test whether both engines' GPUs are known."""
     return facts.gpus_of(PairSide.PREFILL) is not None and facts.gpus_of(PairSide.DECODE) is not None
 
 
 def used(facts: Facts) -> list[GpuFacts]:
-    """The GPUs of the engines; all where that is not known."""
+    """Return the engines' GPUs; all GPUs where those are not known."""
     known = [indexes for side in PairSide if (indexes := facts.gpus_of(side)) is not None]
     wanted = {index for indexes in known for index in indexes}
     return [gpu for gpu in facts.host.gpus.devices if not known or gpu.index in wanted]
 
 
 def has_rdma(facts: Facts) -> bool:
-    """A port is up here, so an adapter can carry KV, also within the host."""
+    """Test whether an RDMA port is up here.
+
+    An adapter can then carry KV, also within the host.
+    """
     return any(port.active for port in facts.host.rdma or ())
 
 
 def connector(facts: Facts) -> SourcedValue | None:
-    """D's, since D reads; else P's."""
+    """Return D's connector, since D reads; else P's."""
     return facts.engine(PairSide.DECODE).setting("connector") or facts.engine(PairSide.PREFILL).setting("connector")
 
 
 def get_zcopy(facts: Facts) -> SourcedValue | None:
-    """The variable that switches reads over cuda_ipc on, where D's environment has it."""
+    """Return the variable in D's environment that switches reads over cuda_ipc on."""
     return facts.engine(PairSide.DECODE).variable(_GET_ZCOPY)
 
 
 def pulls_over_cuda_ipc(facts: Facts) -> bool:
-    """Reads over cuda_ipc between GPUs that are peers without NVLink are what would carry the KV (cases B01, B10)."""
+    """Test whether cuda_ipc reads between peers without NVLink would carry the KV.
+
+    Cases B01, B10.
+    """
     pairs = pairs_of(facts)
     if facts.placement is not Placement.SAME_HOST or not pairs or has_rdma(facts):
         return False
@@ -58,7 +67,7 @@ def pulls_over_cuda_ipc(facts: Facts) -> bool:
 
 
 def pull_falls_to_tcp(facts: Facts) -> bool:
-    """UCX switches those reads off, and nobody has switched them on."""
+    """Test whether UCX switches those reads off and no setting switches them on."""
     found, switch = connector(facts), get_zcopy(facts)
     pulls = found is None or found.value in _PULLS
     on = switch is not None and switch.value.lower() in _ON
@@ -66,5 +75,5 @@ def pull_falls_to_tcp(facts: Facts) -> bool:
 
 
 def get_zcopy_elsewhere(facts: Facts) -> bool:
-    """It may be on: what it is set to is not known."""
+    """Test whether D's environment may set that variable to an unknown value."""
     return facts.engine(PairSide.DECODE).set_elsewhere(_GET_ZCOPY)

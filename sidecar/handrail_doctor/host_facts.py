@@ -1,5 +1,7 @@
-"""What was seen of this host: GPUs and who may read whose memory, RDMA ports, network interfaces, the driver, this Python's
-packages."""
+"""The facts of this host: GPUs, RDMA ports, interfaces, driver and packages.
+
+They include which GPU may read whose memory. The packages are those of this Python.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from handrail_doctor.pair import PairSide
 
 
 class P2pStatus(str, Enum):
-    """NVML's words (``nvmlGpuP2PStatus_t``); nvidia-smi topo -p2p abbreviates them."""
+    """NVML's peer-to-peer states (``nvmlGpuP2PStatus_t``).
+
+    nvidia-smi topo -p2p abbreviates them.
+    """
 
     OK = "ok"
     CHIPSET = "chipset not supported"
@@ -24,7 +29,7 @@ class P2pStatus(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """One GPU as NVML sees it. Links: (up, in all); None: not asked or not answered."""
+    """One GPU from NVML. Links: (up, in all); None: not asked or not answered."""
 
     index: int
     uuid: str = ""
@@ -38,7 +43,10 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class P2p:
-    """Between two GPUs, by their indexes: what the first may do with the second's memory; None: the driver did not say."""
+    """What one GPU may do with another's memory, by their indexes.
+
+    ``source`` is the first GPU, ``target`` the other. None: the driver did not say.
+    """
 
     source: int
     target: int
@@ -49,8 +57,11 @@ class P2p:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpusFacts:
-    """``missing``: why there is nothing, and ``provide`` what would help; '' where NVML answered. ``refused``: calls that it
-    refused."""
+    """The GPUs, or the reason why there are none.
+
+    ``missing``: why there is nothing, and ``provide``: what would help; '' where NVML answered. ``refused``: the calls that it
+    refused.
+    """
 
     missing: str = ""
     provide: str = ""
@@ -85,7 +96,7 @@ class RdmaPort:
 
     @property
     def key(self) -> str:
-        """As UCX_NET_DEVICES names it."""
+        """Return the port's name in UCX_NET_DEVICES."""
         return f"{self.adapter}:{self.port}"
 
     @property
@@ -95,7 +106,10 @@ class RdmaPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nic:
-    """One network interface, from ``/sys/class/net``. ``physical``: it has a device behind it."""
+    """One network interface, from ``/sys/class/net``.
+
+    ``physical``: it has a device behind it.
+    """
 
     name: str
     up: bool
@@ -106,7 +120,10 @@ class Nic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """This host. ``rdma`` and ``modules`` are None where sysfs could not be read, which ``unread`` explains."""
+    """This host's facts.
+
+    ``rdma`` and ``modules`` are None where sysfs could not be read; ``unread`` has the reason.
+    """
 
     here: frozenset[PairSide] = frozenset()  # the engines that run on it
     gpus: GpusFacts = field(default_factory=lambda: GpusFacts(missing="not asked"))
@@ -117,4 +134,4 @@ class HostFacts:
     kernel: tuple[int, int] | None = None
     unread: tuple[str, ...] = ()
     packages: Mapping[str, str] = field(default_factory=dict)  # version by name, of this Python
-    plugin_found: bool = False  # vllm.general_plugins of this Python name handrail
+    plugin_found: bool = False  # this Python's vllm.general_plugins contain handrail

@@ -1,4 +1,4 @@
-"""The two sides of a pair, and where they stand to each other."""
+"""The two sides of a pair, and their placement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIDES: Final = (PairSide.PREFILL, PairSide.DECODE)
 
 
 class Placement(str, Enum):
-    """Where the two engines stand to each other; it decides which way the KV takes."""
+    """The placement of the two engines, which decides the path of the KV."""
 
     SAME_HOST = "same-host"
     ACROSS_HOSTS = "across-hosts"

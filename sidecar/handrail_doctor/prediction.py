@@ -1,7 +1,9 @@
-"""How fast this pair's link is, and so how long a hand-off takes: measured where it was, else by what carries it.
+"""Predict the rate of this pair's link, and so the time of a hand-off.
 
+A measured rate is used where there is one, else that of the hardware that carries the KV.
 Rates of hardware are line rates: an upper bound, before posting, descriptors and other traffic. Where the KV goes through host
-memory there is no line rate to go by; what is assumed then is a published measurement, named with its source."""
+memory there is no line rate; the prediction then uses a published measurement and names its source.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,19 @@ from handrail_doctor.pair import PairSide, Placement
 from handrail_doctor.ucx import devices
 
 HOST_STAGED_BYTES_PER_S: Final = 470e6 / 1.3
-"""About 470 MB in about 1.3 s: NIXL between two L40S without a peer-to-peer path, Qwen2.5-7B, 8,000-token prompts (the vLLM
-team's guide to splitting prefill from decode, 2026). The other published figure, with peers but reads over TCP, is 0.5 GB/s."""
+"""About 470 MB in about 1.3 s: NIXL between two L40S without a peer-to-peer path.
+
+The model is Qwen2.5-7B with 8,000-token prompts (the vLLM team's guide to splitting prefill from decode, 2026). The other
+published figure, with peers but reads over TCP, is 0.5 GB/s.
+"""
 HOST_STAGED_BEST_BYTES_PER_S: Final = 0.5e9
-"""vllm-project/vllm#52607: pull over TCP on one node."""
+"""Published rate of a pull over TCP on one node (vllm-project/vllm#52607)."""
 _PCIE_LANE_BYTES: Final = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 """Usable bytes a second of one lane and direction, after encoding, by generation."""
 
 
 class RateSource(str, Enum):
-    """Where a rate is from, the surest first."""
+    """The source of a rate, the most reliable first."""
 
     MEASURED = "measured"
     CONFIGURED = "given"
@@ -38,7 +43,10 @@ class RateSource(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Bytes a second over the whole hand-off. ``best``: where more than the figure is possible, and then how much."""
+    """Bytes a second over the whole hand-off.
+
+    ``best``: the higher rate that is possible, where there is one.
+    """
 
     bytes_per_s: float
     source: RateSource
@@ -47,13 +55,15 @@ class Rate:
 
     @property
     def assumed(self) -> bool:
-        """Rests on somebody else's measurement."""
+        """Test whether the rate rests on another's measurement."""
         return self.source is RateSource.HOST_STAGED
 
 
 def predicted(facts: Facts) -> Rate | None:
-    """None where nothing is known of the way. A measured rate wins over a given one, and that over hardware: the engines' own,
-    so of a host where none of them runs nothing is taken.
+    """Predict the rate; None where nothing is known of the path.
+
+    A measured rate wins over a configured one, and that wins over hardware. Hardware counts only where an engine runs on this
+    host.
     """
     traffic = facts.traffic
     if traffic is not None and traffic.fetch_bytes_per_s:
@@ -74,7 +84,7 @@ def predicted(facts: Facts) -> Rate | None:
 def _between_gpus(facts: Facts) -> Rate | None:
     pairs = pairs_of(facts)
     if has_rdma(facts) and any(pair.read is not P2pStatus.OK for pair in pairs):
-        return None  # the adapters serve it
+        return None  # the adapters serve the GPU
     if not pairs or any(pair.read is None for pair in pairs):
         return None
     bad = next((pair for pair in pairs if pair.read is not P2pStatus.OK), None)
@@ -98,7 +108,7 @@ def _between_gpus(facts: Facts) -> Rate | None:
 
 
 def _rdma(facts: Facts) -> Rate | None:
-    """One port; UCX may use more, each rank its own."""
+    """Predict the rate of one RDMA port; UCX may use more, and each rank its own."""
     named = devices(_net_devices(facts))
     active = [port for port in facts.host.rdma or () if port.active and port.bits_per_s and _chosen(port, named)]
     if not active:

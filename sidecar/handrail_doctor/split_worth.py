@@ -1,10 +1,11 @@
-"""Whether splitting prefill from decode is likely to pay here, by the criteria of those who measured it.
+"""Judge whether splitting prefill from decode is likely to pay for this pair.
 
-Stay collocated when the time to first token is the tightest limit (the transfer lands on every first token), when the
-interconnect is slow (no RDMA between hosts, no NVLink or peer-to-peer within one), or when traffic is low, bursty or not
-latency-sensitive (no tail to repair). It earns its place when p99 gaps miss their objective under load, prompts are long, and the
-hardware moves gigabytes in tens of milliseconds. Sources: the vLLM team's guide of 2026 and articles on it; the thresholds below
-are ours."""
+The criteria are those of the people who measured it.
+Stay collocated when the time to first token is the tightest limit (the transfer adds to every first token), when the interconnect
+is slow (no RDMA between hosts, no NVLink or peer-to-peer within one), or when traffic is low, bursty or not latency-sensitive (no
+tail to repair). Splitting pays when p99 gaps miss their objective under load, prompts are long, and the hardware moves gigabytes
+in tens of milliseconds. Sources: the vLLM team's guide of 2026 and articles on it; the thresholds below are ours.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +19,32 @@ from handrail_doctor.kv_size.size import Sizes
 from handrail_doctor.prediction import Rate, RateSource
 
 FAST_BYTES_PER_S: Final = 10e9
-"""A gigabyte in a tenth of a second: from here on the link is no reason against."""
+"""The rate from which on the link is no reason against.
+
+It moves a gigabyte in a tenth of a second.
+"""
 SLOW_BYTES_PER_S: Final = 2e9
-"""Below, the link is a reason against whatever else is so: 8,000 tokens of a 7B model take more than 0.2 s."""
+"""Below this rate the link is a reason against, whatever else is true.
+
+8,000 tokens of a 7B model then take more than 0.2 s.
+"""
 TTFT_SHARE: Final = 0.25
-"""A hand-off of more than this share of the objective makes the time to first token the tightest limit."""
+"""The share of the TTFT objective that a hand-off may take.
+
+A longer hand-off makes the time to first token the tightest limit.
+"""
 LONG_PROMPT: Final = 2000
 BURSTY: Final = 4.0
-"""The busiest minute has so many times the requests of a mean one."""
+"""The ratio of the busiest minute's requests to a mean one's in bursty traffic."""
 BUSY_SHARE: Final = 0.02
-"""Less of its time spent on prefill, and fewer than one gap in a hundred can hold one."""
+"""The least share of its time that an engine spends on prefill under load.
+
+Below it, fewer than one gap in a hundred can contain a prefill.
+"""
 
 
 class CriterionSide(str, Enum):
-    """What a criterion speaks for."""
+    """The answer that a criterion supports."""
 
     SPLIT = "for splitting"
     STAY = "for staying collocated"
@@ -39,7 +52,7 @@ class CriterionSide(str, Enum):
 
 
 class Worth(str, Enum):
-    """The answer."""
+    """Whether splitting is likely to pay."""
 
     LIKELY = "likely to pay"
     UNLIKELY = "stay collocated"
@@ -48,7 +61,7 @@ class Worth(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criterion:
-    """One criterion: what it says and by what."""
+    """One criterion: its side and its reason."""
 
     criterion: str
     side: CriterionSide
@@ -57,14 +70,19 @@ class Criterion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitAdvice:
-    """``reasons`` in the order of the criteria."""
+    """The advice, with ``reasons`` in the order of the criteria."""
 
     worth: Worth
     reasons: tuple[Criterion, ...]
 
 
 def judged(facts: Facts, rate: Rate | None) -> SplitAdvice:
-    """One reason against is enough to stay; all that is known for, the link and one of the others among it, is likely to pay."""
+    """Judge all criteria.
+
+    One reason against is enough to stay.
+    Splitting is likely to pay when no criterion is against it, and the link, the first token and either the tail or the load are
+    for it.
+    """
     reasons = (
         _interconnect(facts, rate),
         _first_token(facts, rate),
@@ -195,5 +213,5 @@ def _rate(bytes_per_s: float) -> str:
 
 
 def per_thousand_ns(sizes: Sizes, rate: Rate) -> int:
-    """What 1,000 tokens of a prompt add."""
+    """Return what 1,000 tokens of a prompt add to a hand-off, in ns."""
     return sizes.request(1000).transfer_ns(rate.bytes_per_s)

@@ -1,5 +1,6 @@
-"""What UCX's variables choose: transports by UCX_TLS and devices by UCX_NET_DEVICES.
+"""The choice of UCX's variables: transports and devices.
 
+UCX_TLS selects the transports, UCX_NET_DEVICES the devices.
 Source: the UCX manual (ucp_context: aliases of transports, ``^`` negates the whole list). NIXL hands over through UCX by default.
 """
 
@@ -27,7 +28,7 @@ RDMA: Final = _ALIASES["ib"] | {"srd"}  # srd: EFA's, which counts only where it
 
 
 def transports(text: str | None) -> frozenset[str]:
-    """The transports that UCX_TLS leaves; all where it is not set or ``all``."""
+    """Return the transports that UCX_TLS leaves; all where it is not set or ``all``."""
     words = [word.strip() for word in (text or "all").split(",") if word.strip()]
     negated = bool(words) and words[0].startswith("^")
     named = frozenset(name for word in words for name in _expanded(word.lstrip("^")))
@@ -37,12 +38,12 @@ def transports(text: str | None) -> frozenset[str]:
 def _expanded(word: str) -> frozenset[str]:
     if word == "all":
         return _ALL
-    # An auxiliary transport stands behind a colon: rc_x:aux.
+    # An auxiliary transport follows a colon: rc_x:aux.
     plain = word.partition(":")[0]
     return _ALIASES.get(plain, frozenset({plain}))
 
 
 def devices(text: str | None) -> tuple[str, ...] | None:
-    """The devices that UCX_NET_DEVICES names, as ``mlx5_0:1`` or ``eth0``; None: any."""
+    """Return the devices in UCX_NET_DEVICES, as ``mlx5_0:1`` or ``eth0``; None: any."""
     words = tuple(word.strip() for word in (text or "all").split(",") if word.strip())
     return None if not words or "all" in words else words

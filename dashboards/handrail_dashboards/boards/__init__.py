@@ -1,4 +1,7 @@
-"""The five dashboards. Names of metrics are written out, so that they can be found by searching; the lint knows which exist."""
+"""The five dashboards.
+
+Names of metrics are written out, so that a search finds them; the lint knows which exist.
+"""
 
 from __future__ import annotations
 

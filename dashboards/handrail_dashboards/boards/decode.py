@@ -1,4 +1,7 @@
-"""Decode: whether streams run smoothly, what stalls them, and whether P and D are in balance."""
+"""The decode board: do streams run smoothly, and what stalls them.
+
+It also shows whether P and D are in balance.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,11 @@ _NO_TOKENS: Final = "not applicable: no answer whose tokens are known, or a pref
 _NO_PAGE: Final = "no engine's metrics page is read"
 _SHARES: Final = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
 _ENGINE: Final = "{{instance}} {{engine}}"
-"""The label ``engine`` is there where a process has several (data parallel), and empty else: it works with and without."""
+"""Legend of an engine.
+
+The label ``engine`` exists where a process has several engines (data parallel), and is empty otherwise. The legend works for
+both.
+"""
 _ONE: Final = ("role", "instance", "engine")
 
 

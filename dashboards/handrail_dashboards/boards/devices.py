@@ -1,4 +1,4 @@
-"""GPU and links: what the hardware does, what holds it down, and what its links carry."""
+"""The board of GPUs and links: their work, their limits and their traffic."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _NO_GPM: Final = "no GPU gives it: performance monitoring (GPM) comes with Hoppe
 _GPU: Final = "{{instance}} GPU {{gpu}}"
 _EACH: Final = ("cluster", "job", "instance", "gpu")
 _ONCE: Final = "uuid"
-"""What a device is known by wherever it is read: with NVML in Kubernetes every sidecar of a node reads all its GPUs."""
+"""The label that identifies a GPU wherever it is read.
+
+With NVML in Kubernetes every sidecar of a node reads all GPUs of the node.
+"""
 _HELD: Final = 'reason=~"hw_slowdown|sw_thermal|hw_thermal|power_brake|reliability"'
 _SM: Final = 'domain="sm"'
 _NONE: Final = ((0, GREEN), (0.5, RED))
@@ -61,7 +64,10 @@ _ERRORS: Final = (
 
 
 def _over(how: str, name: str) -> str:
-    """Of the whole range, by role: the mean of all GPUs, or the highest of any."""
+    """Aggregate over the whole range, by role.
+
+    ``how``: the mean of all GPUs, or the highest of any.
+    """
     return f"{how} by (role) ({pooled(f'{how}_over_time({_gpu(name)}[{RANGE}])')})"
 
 

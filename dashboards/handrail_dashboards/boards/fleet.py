@@ -1,4 +1,4 @@
-"""Fleet: is it bad, for whom, and where."""
+"""The fleet board: is it bad, for whom, and where."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ slowest; `handrail trace ID` shows one. Boards: *Handrail* at the top right. A p
 
 
 def _ttft(share: float) -> str:
-    """Of each role one scope: from the request's arrival where a proxy sees that, else from queued on, as the plugin tells."""
+    """Return a quantile of time to first token, with one scope for each role.
+
+    The scope begins at the request's arrival where a proxy sees that, else at queued, as the plugin reports it.
+    """
     seen, reported_text = (
         quantile(share, live(f"{_TTFT}_bucket", scope), "role", "scope") for scope in (_OWN_SCOPE, 'scope="engine"')
     )
@@ -97,7 +100,7 @@ BOARD: Final = Board(
                     "the buckets are 10 % apart.",
                     "s",
                     client_ttft(0.99),
-                    once=True,  # the last point of each scope would stay there from when another was the nearest
+                    once=True,  # otherwise the last point of each scope would stay from when another scope was the nearest
                     no_value=_IDLE,
                     legend="{{scope}}",
                 ),

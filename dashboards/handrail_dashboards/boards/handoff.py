@@ -1,4 +1,7 @@
-"""Hand-off: KV from P to D, what failed, what hangs, how fast, and what waits to be read."""
+"""The hand-off board: KV from P to D.
+
+It shows what failed, what hangs, how fast KV moves, and what waits to be read.
+"""
 
 from __future__ import annotations
 

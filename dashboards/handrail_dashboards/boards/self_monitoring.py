@@ -1,4 +1,4 @@
-"""Handrail itself: what it costs, what it loses, how far behind it is."""
+"""The board of Handrail itself: its cost, its losses and its lag."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ _LOST_BY_COLLECTORS: Final = (
 
 
 def _lost(grown: Callable[[str], str], *counters: tuple[str, str, str]) -> str:
-    """One series for each that lost something, told apart by ``what`` and ``why``. ``grown``: by how much one of a name has."""
+    """Return one series for each counter that grew, labelled ``what`` and ``why``.
+
+    ``grown`` returns by how much the series of a name grew.
+    """
     found = []
     for name, label, what in counters:
         lost = total(grown(name), *filter(None, (label,))) + " > 0"
@@ -52,7 +55,10 @@ def _lost(grown: Callable[[str], str], *counters: tuple[str, str, str]) -> str:
 
 
 def _sum(grown: Callable[[str], str], *counters: tuple[str, str, str]) -> str:
-    """All of them together: some are there with a source only, so what is absent counts as 0."""
+    """Return the sum of all counters.
+
+    Some exist only with a source, so an absent counter counts as 0.
+    """
     return " + ".join(f"({total(grown(name))} or vector(0))" for name, _, _ in counters)
 
 

@@ -18,21 +18,24 @@ GROUPS: Final[dict[str, Checks]] = {
     "the wire": wire.checks,
     "ways between": path.checks,
 }
-"""A check that does not concern these facts yields None."""
+"""Each group's checks; a check that does not concern the facts yields None."""
 
 
 def findings(facts: Facts) -> dict[str, list[CheckResult]]:
-    """By group. Pure: the same facts give the same findings."""
+    """Return the results by group.
+
+    Pure: the same facts give the same results.
+    """
     return {group: [found for found in checks(facts) if found is not None] for group, checks in GROUPS.items()}
 
 
 def counts(found: dict[str, list[CheckResult]]) -> dict[CheckStatus, int]:
-    """How many of each verdict."""
+    """Count the results by status."""
     verdicts = [finding.verdict for group in found.values() for finding in group]
     return {verdict: verdicts.count(verdict) for verdict in CheckStatus}
 
 
 def nothing_was_judged(facts: Facts, found: dict[str, list[CheckResult]]) -> bool:
-    """No check could be made, and nothing was predicted either."""
+    """Test whether no check could be made and nothing was predicted either."""
     number = counts(found)
     return facts.sizes is None and number[CheckStatus.SKIP] == sum(number.values())

@@ -1,4 +1,7 @@
-"""Checks of each engine alone: that it lives, that its peer can find it, and that telemetry can see it."""
+"""Checks of each engine alone.
+
+The engine is alive, its peer can find it, and telemetry can see it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ _TELEMETRY_FAMILIES: Final = ("vllm:num_requests_running", "vllm:time_to_first_t
 
 
 def check_live(facts: Facts, side: PairSide) -> CheckResult | None:
-    """The engine answers. 200 on /health does not prove that it works: a stopped one says so too."""
+    """Check that the engine answers.
+
+    200 on /health does not prove that it works: a stopped engine answers it too.
+    """
     engine = facts.engine(side)
     if engine.live is None:
         return None
@@ -35,7 +41,10 @@ def check_live(facts: Facts, side: PairSide) -> CheckResult | None:
 
 
 def check_side_channel_host(facts: Facts, side: PairSide) -> CheckResult | None:
-    """P tells D the host by which it is reached: localhost by default, which is right on one host alone."""
+    """Check the host that P gives D as its address.
+
+    The default is localhost, which is right only where both are on one host.
+    """
     engine = facts.engine(side)
     connector = engine.value("connector")
     if not engine.environment_known and engine.setting("side_host") is None:
@@ -67,7 +76,10 @@ def check_side_channel_host(facts: Facts, side: PairSide) -> CheckResult | None:
 
 
 def check_plugin(facts: Facts, side: PairSide) -> CheckResult | None:
-    """Our plugin is loaded: VLLM_PLUGINS is a list of those allowed, HANDRAIL_SOCKET switches it on."""
+    """Check that our plugin is loaded.
+
+    VLLM_PLUGINS lists the plugins that are allowed; HANDRAIL_SOCKET switches ours on.
+    """
     engine = facts.engine(side)
     if not engine.setups:
         return None
@@ -114,7 +126,7 @@ def check_plugin(facts: Facts, side: PairSide) -> CheckResult | None:
 
 
 def check_telemetry(facts: Facts, side: PairSide) -> CheckResult | None:
-    """Flags without which the engine tells less."""
+    """Check the flags without which the engine exports less telemetry."""
     engine = facts.engine(side)
     if not engine.setups and (engine.live is None or not engine.live.health.ok):
         return None
@@ -154,7 +166,7 @@ def check_telemetry(facts: Facts, side: PairSide) -> CheckResult | None:
 
 
 def check_drift(facts: Facts, side: PairSide) -> CheckResult | None:
-    """What runs is what the file says."""
+    """Check that the running engine is set up as its file says."""
     engine = facts.engine(side)
     differ = []
     for name in ("model", "dtype", "kv_cache_dtype", "block_size", "tp", "connector", "revision"):
@@ -183,7 +195,7 @@ def check_drift(facts: Facts, side: PairSide) -> CheckResult | None:
 
 
 def checks(facts: Facts) -> Iterator[CheckResult | None]:
-    """All of them, in the order in which they are shown."""
+    """Yield all checks, in the order in which they are shown."""
     for side in SIDES:
         yield check_live(facts, side)
     for side in SIDES:
@@ -193,9 +205,12 @@ def checks(facts: Facts) -> Iterator[CheckResult | None]:
         yield check_drift(facts, side)
 
 
-# --- small answers ----------------------------------------------------------------------------------------------------------
+# --- helpers ----------------------------------------------------------------------------------------------------------------
 
 
 def _same(name: str, one: Any, other: Any) -> bool:
-    """``auto`` is whatever the engine made of it."""
+    """Test whether two values agree because one is ``auto``.
+
+    The engine has resolved it to the other.
+    """
     return name in ("dtype", "kv_cache_dtype") and "auto" in (one, other)

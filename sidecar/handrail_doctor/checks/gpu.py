@@ -1,7 +1,9 @@
-"""Checks of the GPUs: who may read whose memory, over what, and whether RDMA adapters reach it.
+"""Checks of the GPUs: peer access, its transport, and RDMA reach.
 
-Which of them matter depends on where the engines stand: within one host the KV goes from GPU to GPU, across hosts through
-adapters."""
+They check which GPU may read whose memory, over what, and whether RDMA adapters reach it.
+The placement of the engines decides which checks matter: within one host the KV goes from GPU to GPU, across hosts through
+adapters.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ _STAGED = (
 
 
 def check_devices(facts: Facts) -> CheckResult:
-    """NVML answers, and what it names."""
+    """Check that NVML answers, and show the GPUs that it names."""
     check, title = "gpu.nvml", "GPUs"
     gpus = facts.host.gpus
     if gpus.missing:
@@ -48,7 +50,7 @@ def check_devices(facts: Facts) -> CheckResult:
 
 
 def check_mig(facts: Facts) -> CheckResult | None:
-    """MIG slices have no peer-to-peer."""
+    """Check that no GPU is a MIG slice, which has no peer-to-peer."""
     sliced = [gpu for gpu in used(facts) if gpu.mig]
     if not sliced:
         return None
@@ -63,7 +65,10 @@ def check_mig(facts: Facts) -> CheckResult | None:
 
 
 def check_p2p(facts: Facts) -> CheckResult:
-    """What ``nvidia-smi topo -p2p r`` shows between P's and D's GPUs: D reads P's memory."""
+    """Check that D's GPUs may read P's memory.
+
+    The result is what ``nvidia-smi topo -p2p r`` shows between P's and D's GPUs.
+    """
     check, title = "gpu.p2p", "peer-to-peer between the GPUs"
     if facts.placement is Placement.ACROSS_HOSTS:
         return skipped(check, title, "the engines stand on different hosts: their GPUs are not peers")
@@ -95,11 +100,11 @@ def check_p2p(facts: Facts) -> CheckResult:
 
 
 def check_nvlink(facts: Facts) -> CheckResult | None:
-    """Whether the peers have NVLink, and whether every link of them is up."""
+    """Check that the peers have NVLink, and that every link of them is up."""
     check, title = "gpu.nvlink", "NVLink"
     gpus = facts.host.gpus
     if gpus.missing or not gpus.devices:
-        return None  # gpu.nvml says so
+        return None  # the result of gpu.nvml reports it
     down = [gpu for gpu in used(facts) if gpu.nvlinks and gpu.nvlinks[0] < gpu.nvlinks[1]]
     if down:
         shown = ", ".join(f"GPU {gpu.index}: {gpu.nvlinks[0]} of {gpu.nvlinks[1]} up" for gpu in down if gpu.nvlinks)
@@ -126,7 +131,10 @@ def check_nvlink(facts: Facts) -> CheckResult | None:
 
 
 def check_pull_over_cuda_ipc(facts: Facts) -> CheckResult | None:
-    """Cases B01, B10: without NVLink UCX switches reads over cuda_ipc off, and a pull goes over TCP though the GPUs are peers."""
+    """Check that a pull within one host reads over cuda_ipc (cases B01, B10).
+
+    Without NVLink UCX switches reads over cuda_ipc off, and a pull goes over TCP though the GPUs are peers.
+    """
     if not pulls_over_cuda_ipc(facts):
         return None
     check, title = "gpu.pull", "reads over cuda_ipc"
@@ -151,7 +159,10 @@ def check_pull_over_cuda_ipc(facts: Facts) -> CheckResult | None:
 
 
 def check_gpudirect(facts: Facts) -> CheckResult | None:
-    """Whether adapters can read GPU memory: nvidia_peermem, or dma-buf with the open driver."""
+    """Check that adapters can read GPU memory.
+
+    They need nvidia_peermem, or dma-buf with the open driver.
+    """
     check, title = "gpu.gpudirect", "GPUDirect RDMA"
     host = facts.host
     if not has_rdma(facts) or (host.gpus.missing and not host.here):
@@ -179,7 +190,10 @@ def check_gpudirect(facts: Facts) -> CheckResult | None:
 
 
 def check_pcie(facts: Facts) -> CheckResult | None:
-    """Case B18: a card lowers its link when idle, so a narrow one is told, not judged."""
+    """Show the PCIe link of each GPU (case B18).
+
+    A card lowers its link when idle, so a narrow link is reported but not judged.
+    """
     narrow = [gpu for gpu in used(facts) if gpu.pcie_now and gpu.pcie_most and gpu.pcie_now[1] < gpu.pcie_most[1]]
     if not narrow:
         return None
@@ -195,7 +209,7 @@ def check_pcie(facts: Facts) -> CheckResult | None:
 
 
 def checks(facts: Facts) -> Iterator[CheckResult | None]:
-    """All of them, in the order in which they are shown."""
+    """Yield all checks, in the order in which they are shown."""
     yield check_devices(facts)
     yield check_mig(facts)
     yield check_p2p(facts)
@@ -205,7 +219,7 @@ def checks(facts: Facts) -> Iterator[CheckResult | None]:
     yield check_pcie(facts)
 
 
-# --- small answers ----------------------------------------------------------------------------------------------------------
+# --- helpers ----------------------------------------------------------------------------------------------------------------
 
 
 def _no_pairs(facts: Facts) -> str:

@@ -23,9 +23,9 @@ MORE: Final = "--config with what starts the engines; or VLLM_SERVER_DEV_MODE=1 
 
 @dataclass(frozen=True, slots=True)
 class Equal:
-    """One thing that P and D must have alike. ``loose``: a difference is a warning."""
+    """One setting that must be equal on P and D. ``loose``: a difference is a warning."""
 
-    name: str  # field of Setup
+    name: str  # a field of Setup
     title: str
     why: str
     do: str
@@ -66,7 +66,7 @@ EQUAL: Final = (
 
 
 def check_equal(facts: Facts, equal: Equal) -> CheckResult | None:
-    """One row of ``EQUAL``."""
+    """Check one row of ``EQUAL``."""
     if not _pair(facts):
         return None
     check, title = f"pair.{equal.name}", f"{equal.title} on P and D"
@@ -87,7 +87,10 @@ def check_equal(facts: Facts, equal: Equal) -> CheckResult | None:
 
 
 def _resolved(facts: Facts, side: PairSide, name: str) -> SourcedValue | None:
-    """As told; what a command line leaves out is the default, and a dtype of auto the model's own. No model is a default."""
+    """Return the effective value of a setting.
+
+    What a command line leaves out has its default. A dtype of auto is the model's own. The version and the model have no default.
+    """
     engine = facts.engine(side)
     sourced_value = engine.setting(name)
     if sourced_value is None and engine.whole and name not in ("version", "model"):
@@ -98,7 +101,10 @@ def _resolved(facts: Facts, side: PairSide, name: str) -> SourcedValue | None:
 
 
 def check_two_engines(facts: Facts) -> CheckResult | None:
-    """P and D at one address are one engine, which agrees with itself in everything."""
+    """Check that P and D have two addresses.
+
+    At one address they are one engine, which agrees with itself in everything.
+    """
     prefill, decode = facts.engine(PairSide.PREFILL).url, facts.engine(PairSide.DECODE).url
     if prefill is None or prefill != decode:
         return None
@@ -112,7 +118,7 @@ def check_two_engines(facts: Facts) -> CheckResult | None:
 
 
 def check_served(facts: Facts) -> CheckResult | None:
-    """Both serve a model under one name, by which a router sends requests."""
+    """Check that both serve a model under one name, which a router puts into requests."""
     prefill, decode = facts.engine(PairSide.PREFILL).live, facts.engine(PairSide.DECODE).live
     if prefill is None or decode is None or not prefill.models or not decode.models:
         return None
@@ -130,7 +136,10 @@ def check_served(facts: Facts) -> CheckResult | None:
 
 
 def check_tp(facts: Facts) -> CheckResult | None:
-    """More ranks on P than on D is refused where P holds KV heads several times."""
+    """Check the tensor-parallel sizes.
+
+    More ranks on P than on D is refused where P holds KV heads several times.
+    """
     prefill, decode = facts.engine(PairSide.PREFILL).setting("tp"), facts.engine(PairSide.DECODE).setting("tp")
     if prefill is None or decode is None:
         return None
@@ -153,7 +162,7 @@ def check_tp(facts: Facts) -> CheckResult | None:
 
 
 def check_connector(facts: Facts) -> CheckResult | None:
-    """Both run the same connector, in the right roles, in the same direction."""
+    """Check that both run the same connector, in matching roles and one direction."""
     if not _pair(facts):
         return None
     check, title = "pair.connector", "KV connector"
@@ -195,7 +204,7 @@ def check_connector(facts: Facts) -> CheckResult | None:
 
 
 def checks(facts: Facts) -> Iterator[CheckResult | None]:
-    """All of them, in the order in which they are shown."""
+    """Yield all checks, in the order in which they are shown."""
     yield check_two_engines(facts)
     yield check_served(facts)
     for equal in EQUAL:
@@ -204,11 +213,11 @@ def checks(facts: Facts) -> Iterator[CheckResult | None]:
     yield check_connector(facts)
 
 
-# --- small answers ----------------------------------------------------------------------------------------------------------
+# --- helpers ----------------------------------------------------------------------------------------------------------------
 
 
 def _pair(facts: Facts) -> bool:
-    """Something is known of both engines."""
+    """Test whether something is known of both engines."""
     return all(facts.engine(side).setups for side in SIDES)
 
 
@@ -221,7 +230,7 @@ def _kind(connector: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value of a setup, for a person."""
+    """Format a value of a setup for a person."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return ", ".join(value) if isinstance(value, tuple) else str(value)

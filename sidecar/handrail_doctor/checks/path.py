@@ -1,4 +1,7 @@
-"""Checks of the ways between the processes: side channels, OTLP endpoints, clocks, and the lease against the slowest hand-off."""
+"""Checks of the ways between the processes, and of the lease.
+
+The ways are side channels and OTLP endpoints. Clocks are checked too, and the lease is compared with the slowest hand-off.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,19 @@ from handrail_doctor.pair import PairSide
 from handrail_doctor.prediction import predicted
 
 LEASE_S: Final = 30.0
-"""NIXL's ``kv_lease_duration`` in vLLM 0.32; D's heartbeats renew it every sixth of it, by two thirds."""
+"""NIXL's default ``kv_lease_duration`` in vLLM 0.32, in seconds.
+
+D's heartbeats renew the lease every sixth of it, by two thirds.
+"""
 _CLOCK_NS: Final = 100_000_000
 _NIXL: Final = "Nixl"
 
 
 def check_side_channel(facts: Facts, side: PairSide) -> CheckResult | None:
-    """The port at which the peer asks where KV lies. A pull needs P's from D; a push D's from P."""
+    """Check the port at which the peer asks where KV is.
+
+    A pull needs P's port from D; a push needs D's port from P.
+    """
     found = next((each for each in facts.side_channels if each.side is side), None)
     if found is None:
         return None
@@ -58,7 +67,10 @@ def check_side_channel(facts: Facts, side: PairSide) -> CheckResult | None:
 
 
 def check_otlp(facts: Facts) -> Iterator[CheckResult]:
-    """Case G10: an empty export to each endpoint; the answer names the mistake."""
+    """Check each OTLP endpoint with an empty export (case G10).
+
+    The endpoint's answer names the mistake.
+    """
     for number, target in enumerate(facts.otlp):
         check, title = f"path.otlp{number or ''}", f"OTLP: {target.name}"
         if target.why_not:
@@ -76,7 +88,10 @@ def check_otlp(facts: Facts) -> Iterator[CheckResult]:
 
 
 def check_clocks(facts: Facts) -> Iterator[CheckResult]:
-    """Handrail compares no clocks across hosts for a duration, but times of logs and traces are read side by side."""
+    """Check the clocks of the hosts against each other.
+
+    Handrail compares no clocks across hosts for a duration, but people read times of logs and traces side by side.
+    """
     title = "clocks"
     if not facts.clocks:
         missing = facts.no_clocks or "no collector was asked, and no engine told a time"
@@ -87,7 +102,10 @@ def check_clocks(facts: Facts) -> Iterator[CheckResult]:
 
 
 def check_lease(facts: Facts) -> CheckResult | None:
-    """P frees what nobody has read when the lease ends, and D reads freed blocks without an error (case A01)."""
+    """Check that the lease is longer than the slowest hand-off (case A01).
+
+    P frees KV that nobody has read when the lease ends, and D reads freed blocks without an error.
+    """
     if _NIXL not in str(facts.engine(PairSide.PREFILL).value("connector") or _NIXL):
         return None
     check, title = "path.lease", "lease against the slowest hand-off"
@@ -123,7 +141,7 @@ def check_lease(facts: Facts) -> CheckResult | None:
 
 
 def checks(facts: Facts) -> Iterator[CheckResult | None]:
-    """All of them, in the order in which they are shown."""
+    """Yield all checks, in the order in which they are shown."""
     yield check_side_channel(facts, PairSide.PREFILL)
     yield check_side_channel(facts, PairSide.DECODE)
     yield check_lease(facts)
@@ -132,7 +150,7 @@ def checks(facts: Facts) -> Iterator[CheckResult | None]:
 
 
 def _lease(facts: Facts) -> tuple[float, str]:
-    """(seconds, by whose word)."""
+    """Return (lease in seconds, source of the value)."""
     prefill = facts.engine(PairSide.PREFILL)
     sourced_value, older = prefill.setting("lease_s"), prefill.variable("VLLM_NIXL_ABORT_REQUEST_TIMEOUT")
     if sourced_value is not None:
@@ -142,7 +160,7 @@ def _lease(facts: Facts) -> tuple[float, str]:
     return LEASE_S, "vLLM's default"
 
 
-# --- small answers ----------------------------------------------------------------------------------------------------------
+# --- helpers ----------------------------------------------------------------------------------------------------------------
 
 
 def _clock(pair: ClockPair, check: str, title: str) -> CheckResult:
@@ -174,7 +192,7 @@ def _signed(ns: int) -> str:
 
 
 def _sure(found: SideChannel) -> bool:
-    """The address was told, not guessed."""
+    """Test whether the address comes from a setting instead of a guess."""
     return "default" not in found.by
 
 

@@ -1,4 +1,4 @@
-"""What one check says: a verdict with what was seen, why it matters and what to do."""
+"""The result of one check: a status, what was seen, why it matters and what to do."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from enum import Enum
 
 
 class CheckStatus(str, Enum):
-    """How one check ends."""
+    """The status of one check."""
 
     PASS = "pass"
     WARN = "warn"  # works, but slower, blinder or more fragile than it needs to be
     FAIL = "fail"  # traffic would fail, or be slow by an order of magnitude
-    SKIP = "skip"  # could not be judged: what was missing stands in ``seen``
+    SKIP = "skip"  # could not be judged: ``seen`` names what was missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """``check``: a stable id, ``group.subject``. ``why`` and ``do`` are empty where all is well."""
+    """The result of one check.
+
+    ``check``: a stable id, ``group.subject``. ``why`` and ``do`` are empty where all is well.
+    """
 
     check: str
     title: str
@@ -32,7 +35,10 @@ def passed(check: str, title: str, seen: str) -> CheckResult:
 
 
 def skipped(check: str, title: str, missing: str, do: str = "") -> CheckResult:
-    """``missing``: what could not be seen; ``do``: what would provide it."""
+    """Build a skipped result.
+
+    ``missing``: what could not be seen. ``do``: what would provide it.
+    """
     return CheckResult(check=check, title=title, verdict=CheckStatus.SKIP, seen=missing, do=do)
 
 

@@ -1,4 +1,7 @@
-"""Checks of what carries KV between hosts: RDMA adapters and their ports, UCX's choice among them, NIXL, network interfaces."""
+"""Checks of the hardware and software that carry KV between hosts.
+
+They cover RDMA adapters and their ports, UCX's choice of devices, NIXL and network interfaces.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _COLD: Final = "the first hand-off of a pair waits for UCX to try them: 38 s wer
 
 
 def check_rdma(facts: Facts) -> CheckResult:
-    """An RDMA port that is up, where the engines stand on different hosts."""
+    """Check that an RDMA port is up, where the engines are on different hosts."""
     check, title = "wire.rdma", "RDMA"
     if not facts.host.here:
         return skipped(
@@ -56,7 +59,7 @@ def check_rdma(facts: Facts) -> CheckResult:
 
 
 def check_rate(facts: Facts) -> CheckResult | None:
-    """Ports of one host that differ in rate, or have come up with one lane."""
+    """Check the rates of the ports: equal on one host, and more than one lane up."""
     active = [port for port in facts.host.rdma or () if port.active and port.bits_per_s]
     if not active:
         return None
@@ -83,7 +86,7 @@ def check_rate(facts: Facts) -> CheckResult | None:
 
 
 def check_mtu(facts: Facts) -> CheckResult | None:
-    """RoCE's own MTU is cut to fit the Ethernet's."""
+    """Check that the Ethernet MTU does not cut RoCE's own MTU."""
     found = [(port, nic) for port in _ethernet(facts) for nic in facts.host.nics if nic.name == port.netdev and nic.mtu]
     if not found:
         return None
@@ -101,7 +104,10 @@ def check_mtu(facts: Facts) -> CheckResult | None:
 
 
 def check_gid(facts: Facts) -> CheckResult | None:
-    """A RoCE port needs a RoCE v2 GID with an address; UCX_IB_GID_INDEX must point at one."""
+    """Check that a RoCE port has a RoCE v2 GID with an address.
+
+    UCX_IB_GID_INDEX must point at one.
+    """
     ports = list(_ethernet(facts))
     if not ports:
         return None
@@ -129,7 +135,10 @@ def check_gid(facts: Facts) -> CheckResult | None:
 
 
 def check_ucx_devices(facts: Facts) -> CheckResult:
-    """Case B08: which devices UCX may use. One that is not there, or is down, hangs; a choice of many is a gamble."""
+    """Check which devices UCX may use (case B08).
+
+    A device that does not exist, or is down, hangs. A choice of many devices is a gamble.
+    """
     check, title = "wire.ucx_devices", "UCX_NET_DEVICES"
     if not _environments(facts):
         return skipped(
@@ -176,7 +185,10 @@ def check_ucx_devices(facts: Facts) -> CheckResult:
 
 
 def check_ucx_tls(facts: Facts) -> CheckResult | None:
-    """UCX_TLS must leave what the way needs: RDMA across hosts, cuda_ipc within one, cuda_copy for GPU memory at all."""
+    """Check that UCX_TLS leaves the transports that the KV path needs.
+
+    RDMA across hosts, cuda_ipc within one, and cuda_copy for GPU memory at all.
+    """
     sourced_value = _variable(facts, "UCX_TLS")
     if sourced_value is None or not _environments(facts):
         return None
@@ -202,7 +214,7 @@ def check_ucx_tls(facts: Facts) -> CheckResult | None:
 
 
 def check_nixl(facts: Facts) -> CheckResult | None:
-    """NIXL and its backend."""
+    """Check NIXL and its backend."""
     check, title = "wire.nixl", "NIXL"
     sourced_value = _first(facts, "connector")
     if sourced_value is not None and "Nixl" not in str(sourced_value.value) and sourced_value.value != "MultiConnector":
@@ -226,7 +238,7 @@ def check_nixl(facts: Facts) -> CheckResult | None:
 
 
 def check_nic(facts: Facts) -> CheckResult | None:
-    """The interfaces that carry KV where there is no RDMA."""
+    """Check the interfaces that carry KV where there is no RDMA."""
     if facts.placement is not Placement.ACROSS_HOSTS or has_rdma(facts):
         return None
     up = [nic for nic in facts.host.nics if nic.up and nic.physical and nic.bits_per_s]
@@ -247,9 +259,9 @@ def check_nic(facts: Facts) -> CheckResult | None:
 
 
 def checks(facts: Facts) -> Iterator[CheckResult | None]:
-    """All of them, in the order in which they are shown."""
+    """Yield all checks, in the order in which they are shown."""
     yield check_rdma(facts)
-    if facts.host.here:  # else what is here says nothing of their way
+    if facts.host.here:  # otherwise this host's hardware is not on the KV path
         yield check_rate(facts)
         yield check_mtu(facts)
         yield check_gid(facts)
@@ -259,7 +271,7 @@ def checks(facts: Facts) -> Iterator[CheckResult | None]:
     yield check_nixl(facts)
 
 
-# --- small answers ----------------------------------------------------------------------------------------------------------
+# --- helpers ----------------------------------------------------------------------------------------------------------------
 
 
 def _ethernet(facts: Facts) -> Iterator[RdmaPort]:
@@ -267,7 +279,10 @@ def _ethernet(facts: Facts) -> Iterator[RdmaPort]:
 
 
 def _described(ports: list[RdmaPort]) -> str:
-    """``mlx5_0:1, mlx5_1:1 at 400 Gb/s InfiniBand``, those alike together."""
+    """Describe ports, with equal ones together.
+
+    Example: ``mlx5_0:1, mlx5_1:1 at 400 Gb/s InfiniBand``.
+    """
     alike: dict[str, list[str]] = {}
     for port in ports:
         alike.setdefault(f"{_gbps(port)} {port.link_layer or 'of unknown link layer'}", []).append(port.key)
@@ -299,7 +314,10 @@ def _environments(facts: Facts) -> bool:
 
 
 def _variable(facts: Facts, name: str) -> SourcedValue | None:
-    """Of the engine that runs here, else of either; D's first, since D reads."""
+    """Return a variable of the engine that runs here, else of either engine.
+
+    D comes first, since D reads.
+    """
     order = sorted((PairSide.DECODE, PairSide.PREFILL), key=lambda side: side not in facts.host.here)
     return next((sourced_value for side in order if (sourced_value := facts.engine(side).variable(name)) is not None), None)
 

@@ -1,6 +1,6 @@
-"""What a collector saw: the offsets between hosts' clocks, the traffic, and the rate at which hand-offs moved.
+"""Read clock offsets, traffic and transfer rates from a collector.
 
-Read over its HTTP API as plain JSON. A collector that cannot be asked is a reason, not an error.
+It reads plain JSON over the collector's HTTP API. A collector that does not answer is a reason, not an error.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from handrail_doctor.gather.engines import reason
 _MOST_BYTES: Final = 64 << 20
 _ROWS: Final = 2000
 _FEW: Final = 20
-"""Fewer than so many requests or hand-offs give no figure."""
+"""The least number of requests or hand-offs for a figure."""
 _MINUTE_NS: Final = 60 * 10**9
 _SMALL: Final = 1 << 20
-"""A hand-off of fewer bytes is all latency: it says nothing of the rate."""
+"""The least bytes of a hand-off whose rate counts; a smaller one is all latency."""
 
 
 async def ask_collector(
     api: str, timeout_s: float, access: Access = OPEN
 ) -> tuple[tuple[ClockPair, ...], ObservedTraffic | None, str]:
-    """(clock pairs, traffic, why there are no pairs or nothing at all). ``api``: the collector's HTTP API."""
+    """Return (clock pairs, traffic, the reason why pairs or everything is missing).
+
+    ``api``: the collector's HTTP API.
+    """
     base = api.rstrip("/")
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
@@ -50,7 +53,10 @@ async def ask_collector(
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> Any:
-    """JSON. Raises ``ValueError`` for what is none, ``aiohttp.ClientError``, ``OSError``."""
+    """Fetch JSON.
+
+    Raises ``ValueError`` for an answer that is not JSON, ``aiohttp.ClientError`` and ``OSError``.
+    """
     async with session.get(url, allow_redirects=False) as response:
         if response.status != 200:
             raise ValueError(f"HTTP {response.status} for {url}")
@@ -64,7 +70,7 @@ async def _get(session: aiohttp.ClientSession, url: str) -> Any:
 
 
 def clock_pairs(status: Mapping[str, Any], by: str) -> tuple[ClockPair, ...]:
-    """The ``clocks`` of ``GET /api/v1/status``."""
+    """Parse the ``clocks`` of ``GET /api/v1/status``."""
     found = []
     for each in _rows(status, "clocks"):
         source, target = each.get("from"), each.get("to")
@@ -75,7 +81,10 @@ def clock_pairs(status: Mapping[str, Any], by: str) -> tuple[ClockPair, ...]:
 
 
 def traffic(requests: Sequence[Mapping[str, Any]], fetches: Sequence[Mapping[str, Any]], by: str) -> ObservedTraffic:
-    """Figures over the rows of requests and hand-offs, newest first as the API lists them."""
+    """Compute figures over the rows of requests and hand-offs.
+
+    Rows are newest first, as the API lists them.
+    """
     starts = sorted(start for row in requests if (start := _whole(row, "started_unix_ns")) is not None)
     rate, burst = _rates(starts)
     rates = [
@@ -102,13 +111,19 @@ def traffic(requests: Sequence[Mapping[str, Any]], fetches: Sequence[Mapping[str
 
 
 def _split(row: Mapping[str, Any]) -> bool:
-    """P and D are two engines: told without the plugin too, which hand-offs are not."""
+    """Test whether P and D are two engines.
+
+    Requests show this without the plugin too; hand-offs do not.
+    """
     prefill, decode = row.get("prefill_instance"), row.get("decode_instance")
     return bool(prefill and decode) and prefill != decode
 
 
 def _rates(starts: list[int]) -> tuple[float | None, float | None]:
-    """Requests a second, and the busiest minute over the mean one (with at least three minutes)."""
+    """Return requests a second, and the busiest minute over the mean one.
+
+    The second figure needs at least three minutes.
+    """
     if len(starts) < _FEW or starts[-1] <= starts[0]:
         return None, None
     seconds = (starts[-1] - starts[0]) / 1e9
@@ -118,7 +133,10 @@ def _rates(starts: list[int]) -> tuple[float | None, float | None]:
 
 
 def _prefill_token_ns(requests: Iterable[Mapping[str, Any]]) -> float | None:
-    """The median over requests of prefill_compute a prompt token that no cache held."""
+    """Return the median over requests of prefill_compute per prompt token.
+
+    Only tokens that no cache held count.
+    """
     found = []
     for row in requests:
         phases = row.get("phases")

@@ -1,8 +1,10 @@
-"""How engines are started, read from what starts them: Kubernetes manifests and Compose files, whatever their kind.
+"""Read how engines are started, from Kubernetes manifests and Compose files.
 
-Every mapping that holds a command or arguments with ``vllm serve`` (or the module that it runs) is an engine; its environment
-stands beside it. Its side is told from its name, else from ``kv_role``. A value that another tool fills in later (``$VAR``, ``{{
-}}``) is not known."""
+All kinds of objects count: every mapping with a command or arguments that contain ``vllm serve`` (or the module that it runs) is
+an engine, and its environment is beside it.
+The engine's name decides its side, else ``kv_role`` does. A value that another tool fills in later (``$VAR``, ``{{ }}``) is not
+known.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,17 @@ _SERVES: Final = re.compile(r"\bvllm\s+serve\b|vllm\.entrypoints\.(?:openai\.api
 _LATER: Final = re.compile(r"\$\{?\(?\w|\{\{")
 _TAG: Final = re.compile(r":v?(\d+\.\d+\S*)$")
 _OBJECT: Final = re.compile(r'\s*\{\s*"')  # JSON is kept although a part of it is filled in later
-_LONGEST: Final = 500  # of a name: what holds itself is left there
+_LONGEST: Final = 500  # characters of a name: a node that contains itself ends there
 _ROLES: Final = {"kv_producer": PairSide.PREFILL, "kv_consumer": PairSide.DECODE}
 _SWITCHES: Final = ("disable-hybrid-kv-cache-manager", "no-disable-hybrid-kv-cache-manager", "disable-log-stats")
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """One engine of a deployment. ``side``: None where neither role nor name tells; ``port``: of its HTTP API."""
+    """One engine of a deployment.
+
+    ``side``: None where neither role nor name decides it. ``port``: of its HTTP API.
+    """
 
     name: str
     side: PairSide | None
@@ -36,7 +41,7 @@ class Started:
 
 
 def engines_in(documents: Sequence[Any], file: str) -> list[Started]:
-    """Every engine in the documents of one YAML file called ``file``, in their order."""
+    """Find every engine in the documents of one YAML file called ``file``, in order."""
     seen: set[tuple[int, str]] = set()
     return [engine for document in documents for engine in _walk(document, "", file, seen)]
 
@@ -44,7 +49,10 @@ def engines_in(documents: Sequence[Any], file: str) -> list[Started]:
 def arguments_setup(
     words: Sequence[str], env: Mapping[str, str], elsewhere: frozenset[str], *, by: str, version: str | None = None
 ) -> Setup:
-    """The setup that a command line and its environment make. ``words``: after ``vllm serve``, or all of the module's."""
+    """Build the setup of a command line and its environment.
+
+    ``words``: those after ``vllm serve``, or all of the module's.
+    """
     flags, plain = _flags(words)
     transfer = _json(flags.get("kv-transfer-config"))
     extra = transfer.get("kv_connector_extra_config")
@@ -81,13 +89,13 @@ def arguments_setup(
 
 
 def _ranks(flags: Mapping[str, str]) -> int | None:
-    """1 where the command line does not say."""
+    """Return the tensor-parallel ranks; 1 where the command line does not set them."""
     given = flags.get("tensor-parallel-size") or flags.get("tp")
     return whole(given) if given else 1
 
 
 def transfer_fields(transfer: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of ``Setup`` that a KVTransferConfig, as JSON, holds."""
+    """Return the fields of ``Setup`` that a KVTransferConfig, as JSON, has."""
     extra = transfer.get("kv_connector_extra_config")
     lease = extra.get("kv_lease_duration") if isinstance(extra, Mapping) else None
     texts = {"connector": "kv_connector", "kv_role": "kv_role", "failure_policy": "kv_load_failure_policy"}
@@ -100,19 +108,19 @@ def transfer_fields(transfer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def names_of(value: Any) -> tuple[str, ...] | None:
-    """A list of words; None where it is none."""
+    """Return a list of words; None where the value is not one."""
     if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(each, str) for each in value):
         return tuple(value)
     return None
 
 
 def names_of_plugins(env: Mapping[str, str]) -> tuple[str, ...]:
-    """As vLLM reads VLLM_PLUGINS: set to nothing it allows none."""
+    """Read VLLM_PLUGINS as vLLM does: an empty value allows no plugin."""
     return tuple(env["VLLM_PLUGINS"].split(",")) if "VLLM_PLUGINS" in env else ALL_PLUGINS
 
 
 def whole(text: Any) -> int | None:
-    """A whole number from its text; None where it is none."""
+    """Parse a whole number; None where the text is not one."""
     try:
         return int(text)
     except (TypeError, ValueError):
@@ -123,7 +131,11 @@ def whole(text: Any) -> int | None:
 
 
 def _walk(node: Any, name: str, file: str, seen: set[tuple[int, str]]) -> Iterator[Started]:
-    """``name``: of what this is part of, as ``vllm-decode/server``. ``seen``: YAML's aliases may nest a node a billion times."""
+    """Find the engines below a node.
+
+    ``name``: that of the parents, such as ``vllm-decode/server``.
+    ``seen``: nodes already visited, since YAML's aliases may nest a node a billion times.
+    """
     if not isinstance(node, list | Mapping) or (id(node), name) in seen or len(name) > _LONGEST:
         return
     seen.add((id(node), name))
@@ -139,15 +151,15 @@ def _walk(node: Any, name: str, file: str, seen: set[tuple[int, str]]) -> Iterat
     if words is not None:
         yield _started(node, words, name, file)
     for key, value in node.items():
-        if key == "services" and isinstance(value, Mapping):  # Compose: their keys are their names
+        if key == "services" and isinstance(value, Mapping):  # Compose: the keys are the names of the services
             for service, each in value.items():
                 yield from _walk(each, str(service), file, seen)
-        elif not str(key).startswith("x-"):  # Compose: what services are made of, started by none itself
+        elif not str(key).startswith("x-"):  # Compose: templates of services, which start nothing by themselves
             yield from _walk(value, name, file, seen)
 
 
 def _command(node: Mapping[Any, Any]) -> list[str] | None:
-    """The words after ``vllm serve``; None where this mapping starts no engine."""
+    """Return the words after ``vllm serve``; None where the mapping starts no engine."""
     words: list[str] = []
     for key in ("entrypoint", "command", "args"):
         part = node.get(key)
@@ -185,15 +197,15 @@ def _started(node: Mapping[Any, Any], words: list[str], name: str, file: str) ->
     by = f"{file}: {name}" if name else file
     setup = arguments_setup(words, env, elsewhere, by=by, version=tag[1] if tag else None)
     flags, _ = _flags(words)
-    named = [each for each in PairSide if each.value in name.lower()]  # before the role, which may be the mistake
+    named = [each for each in PairSide if each.value in name.lower()]  # the name comes before the role, which may be the mistake
     side = named[0] if len(named) == 1 else _ROLES.get(setup.kv_role or "")
     return Started(name, side, setup, whole(flags.get("port")))
 
 
 def _environment(given: Any) -> tuple[dict[str, str], frozenset[str]]:
-    """(values by name, names that get their value from elsewhere).
+    """Return (values by name, names that get their value from elsewhere).
 
-    Kubernetes lists name and value, Compose a mapping or NAME=VALUE.
+    Kubernetes lists name and value; Compose has a mapping or NAME=VALUE.
     """
     pairs: list[tuple[str, Any]] = []
     if isinstance(given, Mapping):
@@ -203,7 +215,7 @@ def _environment(given: Any) -> tuple[dict[str, str], frozenset[str]]:
             pairs.append((each["name"], each.get("value")))
         elif isinstance(each, str):
             name, equals, text = each.partition("=")
-            pairs.append((name, text if equals else None))  # Compose: a name alone is taken from whoever runs it
+            pairs.append((name, text if equals else None))  # Compose: a name alone has its value from the shell that runs it
     known = {
         name: str(value)
         for name, value in pairs
@@ -216,7 +228,10 @@ def _environment(given: Any) -> tuple[dict[str, str], frozenset[str]]:
 
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """(flag without dashes, its value or None). Every word that begins no flag and follows none is ('', word)."""
+    """Yield (flag without dashes, its value or None).
+
+    A word that begins no flag and follows none is ('', word).
+    """
     at = 0
     while at < len(words):
         word = words[at]
@@ -239,7 +254,10 @@ def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _flags(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Values by flag ('' for a switch), the last one wins; and the plain words. What is filled in later is left out."""
+    """Return values by flag ('' for a switch), and the plain words.
+
+    The last value of a flag wins. A value that is filled in later is left out.
+    """
     flags: dict[str, str] = {}
     plain: list[str] = []
     for name, value in _pairs(words):

@@ -1,5 +1,6 @@
-"""Asks a running engine over HTTP what it is: /health, /version, /v1/models, /metrics, and /server_info where it is switched on.
+"""Ask a running engine over HTTP for its state and its settings.
 
+The endpoints are /health, /version, /v1/models, /metrics, and /server_info where it is switched on.
 Each answer is bounded in time and size and may be missing: a coarser view, never an error. ``/server_info`` exists only with
 ``VLLM_SERVER_DEV_MODE=1``, which vLLM advises against in production. Source: vLLM 0.32.
 """
@@ -25,7 +26,10 @@ from handrail_sidecar.engine_metrics.exposition import families_of, split_sample
 
 _MOST_BYTES: Final = 16 << 20
 _DATE_LATE_NS: Final = 3 * 10**9
-"""A Date header is of whole seconds, and servers renew it about once a second: it may be so late."""
+"""How late a Date header may be, in ns.
+
+It has whole seconds, and servers renew it about once a second.
+"""
 _FAMILY: Final = b"vllm:"
 _CACHE_INFO: Final = b"vllm:cache_config_info{"
 
@@ -40,7 +44,10 @@ class _Reply:
 async def ask_engine(
     side: PairSide, url: str, *, timeout_s: float, headers: Mapping[str, str], now_unix_ns: Callable[[], int] = time.time_ns
 ) -> EngineView:
-    """Everything that ``url`` (scheme, host, port) answers. Takes about ``timeout_s``; never raises for what the peer does."""
+    """Ask ``url`` (scheme, host, port) for everything that it answers.
+
+    Takes about ``timeout_s``; never raises for what the peer does.
+    """
     base = url.rstrip("/")
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with aiohttp.ClientSession(timeout=timeout, headers=dict(headers), trust_env=False) as session:
@@ -79,7 +86,10 @@ def _api(served: list[tuple[str, str | None, int | None]], version: Mapping[str,
 
 
 def _models(body: bytes) -> list[tuple[str, str | None, int | None]]:
-    """(served name, path or name it was loaded by, longest context); adapters, which have a parent, left out."""
+    """Return (served name, path or name of its source, longest context) of each model.
+
+    Adapters, which have a parent, are left out.
+    """
     found = []
     data = _object(body).get("data")
     for each in data if isinstance(data, list) else ():
@@ -90,7 +100,7 @@ def _models(body: bytes) -> list[tuple[str, str | None, int | None]]:
 
 
 def _metrics(page: bytes, base: str) -> Setup | None:
-    """The labels of ``vllm:cache_config_info``."""
+    """Read the labels of ``vllm:cache_config_info``."""
     line = next((line for line in page.split(b"\n") if line.startswith(_CACHE_INFO)), None)
     sample = split_sample(line) if line is not None else None
     if sample is None:
@@ -128,13 +138,16 @@ def _server_info(info: Mapping[str, Any], base: str) -> Setup | None:
         side_host=_error_text(env.get("VLLM_NIXL_SIDE_CHANNEL_HOST")),
         side_port=whole(env.get("VLLM_NIXL_SIDE_CHANNEL_PORT")),
         otlp_endpoint=_error_text(observed.get("otlp_traces_endpoint")),
-        # It tells all VLLM_* variables that are set, and no other: UCX_* and HANDRAIL_SOCKET stay unknown.
+        # It has all VLLM_* variables that are set, and no other: UCX_* and HANDRAIL_SOCKET stay unknown.
         plugins=(names_of(env.get("VLLM_PLUGINS")) or ALL_PLUGINS) if env else None,
     )
 
 
 def _error_text(value: Any) -> str | None:
-    """A text, as JSON or a label has it; None where it says nothing. ``torch.bfloat16`` becomes ``bfloat16``."""
+    """Return a text from JSON or a label; None where it has no content.
+
+    ``torch.bfloat16`` becomes ``bfloat16``.
+    """
     if not isinstance(value, str) or value in ("", "None", "null"):
         return None
     return value.removeprefix("torch.")
@@ -176,7 +189,7 @@ async def _get(session: aiohttp.ClientSession, url: str, timeout_s: float, now_u
 
 
 def reason(error: Exception) -> str:
-    """Why a question was not answered, in one short line."""
+    """Return why a request got no answer, in one short line."""
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
         return f"cannot connect: {os.strerror(number) if number and number > 0 else error.os_error}"[:200]
@@ -184,7 +197,10 @@ def reason(error: Exception) -> str:
 
 
 def _clock(date: str | None, sent_ns: int, received_ns: int) -> tuple[int, int] | None:
-    """The peer's clock minus ours: its Date was written between sending and receiving, and is up to some seconds late."""
+    """Return the interval of the peer's clock minus ours.
+
+    The peer wrote its Date between our sending and receiving, and the Date is up to some seconds late.
+    """
     try:
         reported_ns = int(parsedate_to_datetime(date).timestamp()) * 10**9 if date else None
     except (TypeError, ValueError, OverflowError):
@@ -193,7 +209,7 @@ def _clock(date: str | None, sent_ns: int, received_ns: int) -> tuple[int, int] 
 
 
 def _narrowest(clocks: list[tuple[int, int] | None]) -> tuple[int, int] | None:
-    """What all of them allow."""
+    """Return the interval that all of them allow."""
     known = [clock for clock in clocks if clock is not None]
     if not known:
         return None

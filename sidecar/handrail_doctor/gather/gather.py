@@ -1,5 +1,7 @@
-"""Gathers the facts: asks engines, collector, host and ports, all at once and each within its time, and reads what starts the
-engines."""
+"""Gather the facts: ask engines, collector, host and ports at once.
+
+Each has its own time limit. It also reads the files that start the engines.
+"""
 
 from __future__ import annotations
 
@@ -35,25 +37,27 @@ from handrail_doctor.kv_size.size import BLOCK_SIZE, Serving, Sizes, sizes
 from handrail_doctor.pair import SIDES, PairSide, Placement
 
 SIDE_CHANNEL_PORT: Final = 5600
-"""vLLM's default; each data-parallel rank adds its number."""
+"""vLLM's default side-channel port; each data-parallel rank adds its number."""
 _GUESS: Final = "vLLM's default port"
 _OWN_PREFIXES: Final = ("UCX_", "VLLM_", "HANDRAIL_", "NIXL_", "CUDA_VISIBLE_DEVICES", "NVIDIA_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What to look at. ``model``: its config, or None; ``on``: the engines that run on this host, None: told from their
-    addresses."""
+    """What to gather.
+
+    ``model``: its config, or None. ``on``: the engines that run on this host; None: their addresses decide.
+    """
 
     options: DoctorOptions
     urls: Mapping[PairSide, str] = field(default_factory=dict)
     started: tuple[Started, ...] = ()
     sidecars: tuple[SidecarSetup, ...] = ()
     model: Path | None = None
-    serving: Serving = field(default_factory=Serving)  # what the person said; the rest is told by the engines
+    serving: Serving = field(default_factory=Serving)  # the options of the command line; the engines give the rest
     placement: Placement = Placement.UNKNOWN
     on: frozenset[PairSide] | None = None
-    own_environment: bool = False  # that of the engine which runs here
+    own_environment: bool = False  # that of the engine that runs here
     side_channels: Mapping[PairSide, tuple[str, int]] = field(default_factory=dict)
     otlp: tuple[tuple[str, str], ...] = ()  # name, endpoint
     headers: Mapping[str, str] = field(default_factory=dict)  # for the engines
@@ -64,7 +68,10 @@ class Wanted:
 
 
 async def gather(wanted: Wanted, reader: P2pReader, environment: Mapping[str, str]) -> Facts:
-    """``environment``: this process's. Takes a few times ``timeout_s`` at most; raises nothing for what cannot be reached."""
+    """Gather all facts. ``environment``: this process's.
+
+    Takes a few times ``timeout_s`` at most. Raises nothing for what cannot be reached.
+    """
     views, observed = await asyncio.gather(_engines(wanted), _collector(wanted))
     here = wanted.on if wanted.on is not None else await asyncio.to_thread(_here, views)
     if wanted.own_environment and len(here) == 1:
@@ -124,12 +131,15 @@ async def _collector(wanted: Wanted) -> tuple[tuple[ClockPair, ...], ObservedTra
 
 
 def _here(views: Mapping[PairSide, EngineView]) -> frozenset[PairSide]:
-    """The engines whose address is one of this host's."""
+    """Return the engines whose address is one of this host's."""
     return frozenset(side for side, view in views.items() if view.host and is_local(view.host))
 
 
 def _elsewhere(wanted: Wanted, views: Mapping[PairSide, EngineView], here: frozenset[PairSide]) -> str:
-    """How it is known that neither engine runs on this host; '' where one does, or nothing says."""
+    """Return how we know that neither engine runs on this host.
+
+    '' where one does, or where nothing shows it.
+    """
     if here:
         return ""
     if wanted.on is not None:
@@ -164,7 +174,10 @@ def _placement(wanted: Wanted, views: Mapping[PairSide, EngineView], here: froze
 
 
 def _sizes(wanted: Wanted, views: Mapping[PairSide, EngineView]) -> Sizes | None:
-    """Of the model that was named, else of the folder that an engine was started with, where it lies on this host."""
+    """Compute the sizes of the model of the options, or of an engine's folder.
+
+    The folder is the one with which the engine was started, where it exists on this host.
+    """
     path = wanted.model
     if path is None:
         models = [Path(view.value("model")) for view in views.values() if view.value("model")]
@@ -209,7 +222,10 @@ async def _side_channels(
 
 
 def _side_channel_address(wanted: Wanted, view: EngineView) -> tuple[str, int, str] | None:
-    """(host, port, by whose word); None where nothing is known of this engine, or its connector has no such port."""
+    """Return (host, port, source) of an engine's side channel.
+
+    None where nothing is known of this engine, or where its connector has no such port.
+    """
     if view.side in wanted.side_channels:
         return (*wanted.side_channels[view.side], f"--{view.side.value}-side-channel")
     connector = view.value("connector")
@@ -248,7 +264,10 @@ async def _otlp(wanted: Wanted, views: Mapping[PairSide, EngineView], here: froz
 
 
 def _clocks_by_date(views: Mapping[PairSide, EngineView], here: frozenset[PairSide]) -> tuple[ClockPair, ...]:
-    """Against this host, seconds wide; of an engine that runs here there is nothing to say."""
+    """Return each engine's clock against this host's, seconds wide.
+
+    An engine that runs here has no offset to report.
+    """
     found: Sequence[tuple[PairSide, EngineView]] = [(side, view) for side, view in views.items() if side not in here]
     return tuple(
         ClockPair(

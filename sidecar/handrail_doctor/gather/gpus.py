@@ -1,7 +1,9 @@
-"""GPUs, their NVLinks and who may read whose memory: NVML, asked once. What ``nvidia-smi topo -p2p r`` shows.
+"""Read GPUs, their NVLinks and their peer access from NVML, once.
 
-A call that is refused costs that fact alone (cases F01, F18); a driver that cannot be asked is a reason, not an error (case F05).
-NVML may hang in the driver: whoever calls this bounds it."""
+It has what ``nvidia-smi topo -p2p r`` shows.
+A refused call costs only its own fact (cases F01, F18). A driver that does not answer is a reason, not an error (case F05).
+NVML may hang in the driver, so the caller must bound the time.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from handrail_doctor.host_facts import GpuFacts, GpusFacts, P2p, P2pStatus
 
-_MOST_GPUS: Final = 32  # of one host; the matrix grows with the square
+_MOST_GPUS: Final = 32  # GPUs of one host; the matrix grows with the square
 _MOST_LINKS: Final = 36
 _STATUS: Final = {
     0: P2pStatus.OK,
@@ -45,14 +47,17 @@ _MISSING: Final = {
 
 
 class P2pReader(Protocol):
-    """Whatever can say which GPUs there are and who may read whose memory."""
+    """A reader of the GPUs and of who may read whose memory."""
 
     def read(self) -> GpusFacts:
-        """Never raises; may block as long as the driver does."""
+        """Read the GPUs. Never raises; may block as long as the driver does."""
 
 
 class NvmlReader:
-    """pynvml, imported when it is asked. ``load`` brings the module; a test brings another."""
+    """Reads with pynvml, which it imports at the first call.
+
+    ``load`` returns the module; a test passes another one.
+    """
 
     def __init__(self, load: Callable[[], Any] = lambda: importlib.import_module("pynvml")) -> None:
         self._load = load
@@ -109,13 +114,13 @@ class _NvmlReading:
         )
 
     def _links(self, handle: Any) -> dict[int, bool] | None:
-        """Whether each NVLink is up; {} on a GPU without any."""
+        """Return whether each NVLink is up; {} on a GPU without any."""
         if not hasattr(self._nvml, "nvmlDeviceGetNvLinkState"):
             return None
         found: dict[int, bool] = {}
         for link in range(_MOST_LINKS):
             up = self._ask("nvmlDeviceGetNvLinkState", handle, link, note=False)
-            if up is None:  # the first that the GPU lacks
+            if up is None:  # the first link that the GPU lacks
                 break
             found[link] = bool(up)
         return found
@@ -143,7 +148,10 @@ class _NvmlReading:
         return P2p(source=source, target=target, read=status(_READ), write=status(_WRITE), nvlink=status(_NVLINK))
 
     def _ask(self, name: str, *arguments: Any, note: bool = True) -> Any:
-        """One call; None where the driver or an old binding refuses it, which is noted once."""
+        """Make one NVML call.
+
+        Returns None where the driver or an old binding refuses it, and notes that once.
+        """
         call = getattr(self._nvml, name, None)
         if call is None:
             self._refused.setdefault(name, "not in this pynvml")
@@ -157,7 +165,7 @@ class _NvmlReading:
 
 
 def _text(value: Any) -> str:
-    """Old bindings return bytes."""
+    """Return a text, since old bindings return bytes."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return value if isinstance(value, str) else ""

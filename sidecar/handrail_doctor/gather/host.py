@@ -1,4 +1,7 @@
-"""This host and this Python, read once: GPUs, sysfs, packages. A driver or a file system that hangs costs its own part alone."""
+"""Read this host and this Python once: GPUs, sysfs, packages.
+
+A driver or a file system that hangs costs only its own part.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,11 @@ _PLUGIN: Final = "handrail"
 
 
 def read_host(here: frozenset[PairSide], reader: P2pReader, root: Path, *, timeout_s: float, elsewhere: str = "") -> HostFacts:
-    """``root``: what / is for sysfs and procfs. Takes at most about twice ``timeout_s``.
+    """Read the facts of this host. Takes at most about twice ``timeout_s``.
 
-    ``elsewhere``: how it is known that neither engine runs here, '' where it is not; this host's GPUs then say nothing of them.
+    ``root``: the folder that stands for / in paths of sysfs and procfs.
+    ``elsewhere``: how we know that neither engine runs here, '' where one may. When it is set, the GPUs are not read, since they
+    are not the engines'.
     """
     stuck = GpusFacts(
         missing=f"NVML has not answered for {timeout_s:g} s: the driver hangs",
@@ -68,19 +73,24 @@ def _read_files(here: frozenset[PairSide], root: Path) -> HostFacts:
 
 
 def packages() -> Mapping[str, str]:
-    """Versions of what matters, in this Python: the engine's where doctor runs in its image."""
+    """Return the versions of the relevant packages in this Python.
+
+    They are the engine's where doctor runs in its image.
+    """
     named = {each.name.lower().replace("_", "-"): each.version for each in metadata.distributions() if each.name}
     return {name: named[name] for name in PACKAGES if name in named}
 
 
 def plugin_found() -> bool:
-    """Whether vLLM, run by this Python, would find our plugin."""
+    """Test whether vLLM, run by this Python, would find our plugin."""
     return any(each.name == _PLUGIN for each in metadata.entry_points(group=_PLUGIN_GROUP))
 
 
 def within(timeout_s: float, call: Callable[[], T], otherwise: T) -> T:
-    """What ``call`` returns, or ``otherwise`` after ``timeout_s``: a C call that hangs is left behind on its thread (case
-    F04)."""
+    """Return the result of ``call``, or ``otherwise`` after ``timeout_s``.
+
+    A C call that hangs stays behind on its thread (case F04).
+    """
     answers: queue.Queue[T] = queue.Queue(1)
     threading.Thread(target=lambda: answers.put(call()), daemon=True, name="handrail-doctor").start()
     try:

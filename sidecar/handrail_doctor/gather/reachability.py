@@ -1,4 +1,4 @@
-"""Whether a TCP port answers, and whether an OTLP endpoint takes an empty export."""
+"""Test whether a TCP port answers, and whether an OTLP endpoint accepts an export."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _GREETS_WITHIN_S: Final = 2.0
 
 
 async def connect(host: str, port: int, timeout_s: float) -> tuple[Reach, str]:
-    """Opens a connection, waits for ZeroMQ's greeting and closes it again; (how it ended, the system's word). Says nothing.
+    """Connect, wait for ZeroMQ's greeting, and close the connection again.
 
-    ZMTP's peers greet at once, without being asked: 0xff, eight bytes, 0x7f (rfc.zeromq.org/spec/23). A connection alone proves
+    Returns (how it ended, the system's error text). Sends nothing.
+    Peers of ZMTP greet at once, without a request: 0xff, eight bytes, 0x7f (rfc.zeromq.org/spec/23). A connection alone proves
     little: the proxy of a service mesh accepts every one.
     """
     writer = None
@@ -43,7 +44,11 @@ async def connect(host: str, port: int, timeout_s: float) -> tuple[Reach, str]:
 
 
 async def export_nothing(name: str, endpoint: str, headers: dict[str, str], settings: ClientSettings | None = None) -> OtlpTarget:
-    """At most 5 s. Needs the sidecar extra; without it the target says so. ``settings``: what is known of how to get in."""
+    """Send an empty OTLP export; takes at most 5 s.
+
+    Needs the sidecar extra; without it the target has a problem that says so. ``settings``: the credentials, as far as they are
+    known.
+    """
     try:
         from handrail.otlp.client import OtlpClient
     except ModuleNotFoundError as error:
@@ -59,7 +64,10 @@ async def export_nothing(name: str, endpoint: str, headers: dict[str, str], sett
 
 
 def is_local(host: str) -> bool:
-    """Whether the host is this one: one of its addresses can be bound here. A name that does not resolve is not."""
+    """Test whether the host is this one: one of its addresses can be bound here.
+
+    A name that does not resolve is not this host.
+    """
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -75,5 +83,5 @@ def is_local(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """An address that means the host on which it is used."""
+    """Test whether an address means the host on which it is used."""
     return Address(host, 0).loopback

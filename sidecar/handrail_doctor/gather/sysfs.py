@@ -1,8 +1,9 @@
-"""RDMA ports, network interfaces and kernel modules of this host, from sysfs and procfs below a root.
+"""RDMA ports, network interfaces and kernel modules, from sysfs and procfs.
 
-Read by what samples them (``handrail_sidecar.links``). What cannot be read is not known, and the rest is: ports without a cable
-answer
-EINVAL, GID tables have a thousand empty rows. Source: Documentation/ABI/stable/sysfs-class-infiniband."""
+All paths are below a root. The readers are those of the link sampler (``handrail_sidecar.links``).
+A file that cannot be read makes only its own value unknown: ports without a cable answer EINVAL, and GID tables have a thousand
+empty rows. Source: Documentation/ABI/stable/sysfs-class-infiniband.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ _KERNEL: Final = re.compile(r"(\d+)\.(\d+)")
 
 
 def rdma_ports(root: Path) -> tuple[RdmaPort, ...] | None:
-    """Every port; () on a host without RDMA; None where the folder is there and cannot be read."""
+    """Read every RDMA port.
+
+    () on a host without RDMA; None where the folder exists and cannot be read.
+    """
     found = rdma.ports(str(root / "sys"))
     if isinstance(found, Why):
         return () if found is Why.ABSENT and not (root / "sys" / rdma.CLASS).exists() else None
@@ -32,26 +36,29 @@ def rdma_ports(root: Path) -> tuple[RdmaPort, ...] | None:
 
 
 def nics(root: Path) -> tuple[Nic, ...]:
-    """Every interface but the loopback."""
+    """Read every interface but the loopback."""
     found = nic.interfaces(str(root / "sys"))
     reported_nics = [_nic(reader, reader.nature()) for reader in (() if isinstance(found, Why) else found) if reader.key != "lo"]
     return tuple(reported_nics)
 
 
 def modules(root: Path) -> frozenset[str] | None:
-    """Names of the loaded kernel modules; None where sysfs does not say."""
+    """Return the names of the loaded kernel modules.
+
+    None where sysfs does not list them.
+    """
     names = sysfs.entries(str(root / "sys/module"))
     return None if isinstance(names, Why) else frozenset(names)
 
 
 def open_driver(root: Path) -> bool | None:
-    """Whether NVIDIA's open kernel modules run; None without that driver."""
+    """Test whether NVIDIA's open kernel modules run; None without that driver."""
     text = _readable(root / "proc/driver/nvidia/version")
     return "Open Kernel Module" in text if text else None
 
 
 def kernel(root: Path) -> tuple[int, int] | None:
-    """Major and minor version."""
+    """Return the kernel's major and minor version."""
     found = _KERNEL.match(_readable(root / "proc/sys/kernel/osrelease"))
     return (int(found[1]), int(found[2])) if found else None
 
@@ -83,7 +90,7 @@ def _nic(reader: NicReader, nature: Nature) -> Nic:
 
 
 def _gids(reader: PortReader) -> Iterator[Gid]:
-    """The rows that hold an address other than the default link-local one of nothing."""
+    """Yield the GIDs with an address; the default link-local one of zeros is left out."""
     rows = sysfs.entries(f"{reader.folder_of_port}/gids")
     numbers = sorted(int(name) for name in (() if isinstance(rows, Why) else rows) if name.isdecimal())
     for index in numbers[:_MOST_GIDS]:
@@ -93,6 +100,6 @@ def _gids(reader: PortReader) -> Iterator[Gid]:
 
 
 def _readable(path: Path) -> str:
-    """'' where there is nothing to read."""
+    """Read a file; '' where there is nothing to read."""
     text = sysfs.text(str(path))
     return "" if isinstance(text, Why) else text

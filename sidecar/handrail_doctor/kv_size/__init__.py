@@ -1,1 +1,4 @@
-"""How large a model's KV cache is, by its config.json alone: bytes a token, and what a hand-off of one request moves."""
+"""The size of a model's KV cache, from its config.json alone.
+
+It gives bytes a token, and the bytes of one request's hand-off.
+"""

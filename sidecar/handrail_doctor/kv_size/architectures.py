@@ -1,5 +1,6 @@
-"""The architectures whose rules are known here, by their ``model_type``, and what their published configs leave out.
+"""The architectures with known rules, by ``model_type``, and their defaults.
 
+The defaults are values that published configs leave out.
 Source: the models of vLLM 0.32 and the configuration classes of transformers 5.
 """
 
@@ -43,4 +44,4 @@ DEFAULTS: Final[Mapping[str, Mapping[str, int]]] = {
     "olmo3": {"sliding_window": 4096},
     "qwen3_next": {"head_dim": 256},
 }
-"""What transformers fills in and published configs leave out."""
+"""Values that transformers fills in and published configs leave out."""

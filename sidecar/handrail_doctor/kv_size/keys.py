@@ -1,16 +1,21 @@
-"""Reads the keys of a config.json: their many names, their types and bounds, with an error that says which key is wrong and
-how."""
+"""Read the keys of a config.json: alternative names, types and bounds.
+
+An error says which key is wrong and how.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-_MOST: Final = 10**9  # no dimension of a model is larger; a larger one would only make nonsense of the sum
+_MOST: Final = 10**9  # no dimension of a model is larger; a larger one would only make the sum meaningless
 
 
 class ModelConfigError(Exception):
-    """A model's config cannot be read. ``where``: the file and key; ``valid``: what would be."""
+    """A model's config cannot be read.
+
+    ``where``: the file and key. ``valid``: what would be valid.
+    """
 
     def __init__(self, what: str, *, where: str = "", valid: str = "") -> None:
         super().__init__(what)
@@ -20,7 +25,10 @@ class ModelConfigError(Exception):
 
 
 class Keys:
-    """One mapping of a config. ``name`` is its place in messages; what was filled in is noted in ``assumed``."""
+    """One mapping of a config.
+
+    ``name``: its place, for messages. ``assumed``: notes on what was filled in.
+    """
 
     def __init__(self, values: Mapping[str, Any], name: str, assumed: list[str] | None = None) -> None:
         self.values = values
@@ -28,11 +36,14 @@ class Keys:
         self.assumed = [] if assumed is None else assumed
 
     def has(self, *names: str) -> bool:
-        """Whether one of them is there and not null."""
+        """Test whether one of the names is there and not null."""
         return any(self.values.get(name) is not None for name in names)
 
     def optional(self, *names: str, least: int = 1) -> int | None:
-        """The whole number under the first of ``names`` that is there; None where none is. Raises ``ModelConfigError``."""
+        """Return the whole number under the first of ``names`` that is there.
+
+        None where none is. Raises ``ModelConfigError``.
+        """
         for name in names:
             value = self.values.get(name)
             if value is None:
@@ -45,8 +56,10 @@ class Keys:
         return None
 
     def number(self, *names: str, default: int | None = None, why: str = "") -> int:
-        """As ``optional``; where none is there the default, which is noted with ``why``. Raises ``ModelConfigError`` without
-        one."""
+        """Return the whole number under the first of ``names``, else the default.
+
+        A default that is used is noted with ``why``. Raises ``ModelConfigError`` where there is neither.
+        """
         found = self.optional(*names)
         if found is not None:
             return found
@@ -59,7 +72,10 @@ class Keys:
         return default
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """Raises ``ModelConfigError`` for anything but true, false, null or nothing."""
+        """Return a flag.
+
+        Raises ``ModelConfigError`` for anything but true, false, null or a missing key.
+        """
         value = self.values.get(name)
         if value is None:
             return default
@@ -68,7 +84,7 @@ class Keys:
         return value
 
     def text(self, *names: str) -> str:
-        """'' where none is there."""
+        """Return the text under the first of ``names``; '' where none is there."""
         for name in names:
             value = self.values.get(name)
             if isinstance(value, str) and value:
@@ -76,12 +92,15 @@ class Keys:
         return ""
 
     def section(self, name: str) -> Keys | None:
-        """A mapping inside this one; None where there is none."""
+        """Return a mapping inside this one; None where there is none."""
         value = self.values.get(name)
         return Keys(value, f"{self.name} {name}", self.assumed) if isinstance(value, Mapping) else None
 
     def words(self, name: str, length: int) -> list[str] | None:
-        """One word a layer; None where there is none. Raises ``ModelConfigError`` for another length or what is no word."""
+        """Return one word a layer; None where there is no such key.
+
+        Raises ``ModelConfigError`` for another length or an item that is not a word.
+        """
         value = self.values.get(name)
         if value is None:
             return None
@@ -92,7 +111,10 @@ class Keys:
         return value
 
     def numbers(self, name: str) -> list[int] | None:
-        """A list of whole numbers; None where there is none. Raises ``ModelConfigError``."""
+        """Return a list of whole numbers; None where there is none.
+
+        Raises ``ModelConfigError``.
+        """
         value = self.values.get(name)
         if value is None:
             return None

@@ -1,6 +1,6 @@
-"""Which layer of a model does what: one word a layer, from ``layer_types`` where the config has it, else by the architecture's
-rule.
+"""The kind of each layer of a model, as one word a layer.
 
+The words come from ``layer_types`` where the config has it, else from the architecture's rule.
 Source: the configuration classes of transformers 5 and the models of vLLM 0.32, whose caches the tests compare with.
 """
 
@@ -31,7 +31,7 @@ _QWEN: Final = ("qwen2", "qwen3", "qwen4")
 
 
 def layer_words(keys: Keys, model_type: str, depth: int) -> list[str]:
-    """One word for each of ``depth`` layers. Raises ``ModelConfigError``."""
+    """Return one word for each of ``depth`` layers. Raises ``ModelConfigError``."""
     for name in ("layer_types", "layers_block_type"):
         found = keys.words(name, depth)
         if found is not None:
@@ -48,7 +48,10 @@ def layer_words(keys: Keys, model_type: str, depth: int) -> list[str]:
 
 
 def window_of(keys: Keys, model_type: str) -> int | None:
-    """The sliding window in tokens, where it is switched on. Qwen's configs hold one that is off; 0 is off too."""
+    """Return the sliding window in tokens, where it is switched on.
+
+    Qwen's configs have one that is off; 0 is off too.
+    """
     on_by_default = not model_type.startswith(_QWEN)
     if not keys.flag("use_sliding_window", on_by_default):
         return None
@@ -59,7 +62,10 @@ def window_of(keys: Keys, model_type: str) -> int | None:
 
 
 def shared_from(keys: Keys, model_type: str, depth: int) -> Callable[[int], bool]:
-    """Whether a layer reads the cache of an earlier one (Gemma 3n and 4: the last ones; cross-layer attention: groups)."""
+    """Return a test for layers that read the cache of an earlier layer.
+
+    In Gemma 3n and 4 these are the last layers; cross-layer attention has groups.
+    """
     default = 15 if model_type == "gemma3n_text" else 0
     last = keys.optional("num_kv_shared_layers", least=0)
     last = default if last is None else last
@@ -87,7 +93,10 @@ def _letters(keys: Keys, pattern: str, depth: int) -> list[str]:
 
 
 def _every(default: int, key: str, most: str, last: str = FULL) -> Callable[[Keys, int], list[str]]:
-    """Every nth layer is ``last``, the others are ``most``; n is under ``key``, else the architecture's default."""
+    """Build a rule in which every nth layer is ``last`` and the others are ``most``.
+
+    n is under ``key``, else it is the architecture's default.
+    """
 
     def rule(keys: Keys, depth: int) -> list[str]:
         period = keys.number(key, default=default, why="this architecture's default")
@@ -105,7 +114,7 @@ def _alternate(keys: Keys, depth: int) -> list[str]:
 
 
 def _exaone(keys: Keys, depth: int) -> list[str]:
-    """``LLLG`` (L: window), or every nth layer sees everything."""
+    """Read ``LLLG`` (L: window), or let every nth layer see everything."""
     letters = keys.text("sliding_window_pattern")
     if letters and set(letters) <= {"L", "G"}:
         return [WINDOW if letters[layer % len(letters)] == "L" else FULL for layer in range(depth)]
@@ -119,7 +128,7 @@ def _gemma4(keys: Keys, depth: int) -> list[str]:
 
 
 def _llama4(keys: Keys, depth: int) -> list[str]:
-    """Layers with rotary positions attend within a chunk, those without to everything."""
+    """Layers with rotary positions attend within a chunk, the others to everything."""
     rotary = keys.numbers("no_rope_layers")
     if rotary:
         if len(rotary) != depth:
@@ -143,7 +152,7 @@ def _bamba(keys: Keys, depth: int) -> list[str]:
 
 
 def _kimi(keys: Keys, depth: int) -> list[str]:
-    """Its lists count from 1."""
+    """Read the lists of layers, which count from 1."""
     part = keys.section("linear_attn_config")
     if part is None:
         return [FULL] * depth

@@ -1,7 +1,9 @@
-"""Reads a model's config.json as what its layers keep. Nothing is assumed without being noted; what cannot be known is an error.
+"""Read a model's config.json as what its layers keep.
 
-Source: the keys as published with the models; the rules as vLLM 0.32 applies them (``model_arch_config_convertor``), whose own KV
-cache specifications ``tests/vllm/test_kv_size.py`` compares with."""
+Everything that is assumed is noted; what cannot be known is an error.
+Source: the keys as published with the models; the rules as vLLM 0.32 applies them (``model_arch_config_convertor``).
+``tests/vllm/test_kv_size.py`` compares with vLLM's own KV cache specifications.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,20 @@ CONFIG_FILE: Final = "config.json"
 _MOST_BYTES: Final = 16 * 2**20
 _DEEPEST: Final = 10_000
 _TEXT_PARTS: Final = ("text_config", "llm_config", "language_config", "thinker_config")
-_INDEX_SCALE_NUMBERS: Final = 128  # one float32 scale for so many FP8 numbers of an index key
+_INDEX_SCALE_NUMBERS: Final = 128  # index numbers in FP8 for each float32 scale of an index key
 
 _OTHER_RULES: Final = re.compile(
     "mamba|ssm|linear_|conv_|attn_type_list|block_configs|layers_block_type|hybrid|compress|cross_attention|swa_|recurrent|rwkv|"
     "time_mix|index_|state_size|per_layer"
 )
-"""Keys that say, of an architecture that is not known, that its layers do something else than attend."""
+"""Keys that show that layers of an unknown architecture do more than attend."""
 
 
 def read_model(path: Path) -> ModelShape:
-    """The model whose ``config.json`` is ``path`` or lies in it. Raises ``ModelConfigError``."""
+    """Read the model whose ``config.json`` is ``path`` or is in it.
+
+    Raises ``ModelConfigError``.
+    """
     file = path / CONFIG_FILE if path.is_dir() else path
     valid = "the path of a model's config.json, or of the folder that holds it (nothing is fetched from a hub)"
     try:
@@ -58,7 +63,10 @@ def read_model(path: Path) -> ModelShape:
 
 
 def shape_of(values: Mapping[str, Any], name: str = CONFIG_FILE) -> ModelShape:
-    """The shape of a model by its config as JSON. Raises ``ModelConfigError``, whose ``where`` begins with ``name``."""
+    """Return the shape of a model from its config as JSON.
+
+    Raises ``ModelConfigError``, whose ``where`` begins with ``name``.
+    """
     whole = Keys(values, name)
     keys = _text_part(whole)
     if whole.flag("is_encoder_decoder") or keys.flag("is_encoder_decoder"):
@@ -99,9 +107,9 @@ def shape_of(values: Mapping[str, Any], name: str = CONFIG_FILE) -> ModelShape:
 
 
 def _text_part(whole: Keys) -> Keys:
-    """The language model's own keys: multi-modal models nest them."""
+    """Return the language model's own keys, which multi-modal models nest."""
     keys = whole
-    for _ in range(2):  # thinker_config holds a text_config
+    for _ in range(2):  # thinker_config contains a text_config
         part = next((found for name in _TEXT_PARTS if (found := keys.section(name)) is not None), None)
         if part is None:
             return keys
@@ -111,7 +119,7 @@ def _text_part(whole: Keys) -> Keys:
 
 def _model_type(keys: Keys, whole: Keys) -> str:
     own = keys.text("model_type") or whole.text("model_type")
-    # The inner part of older multi-modal configs bears the outer name.
+    # The inner part of older multi-modal configs has the outer name.
     return {"gemma3": "gemma3_text", "gemma3n": "gemma3n_text", "gemma4": "gemma4_text", "llama4": "llama4_text"}.get(own, own)
 
 
@@ -135,7 +143,10 @@ def _refuse_other_rules(keys: Keys, model_type: str) -> None:
 
 
 def _dtype(keys: Keys, whole: Keys) -> str:
-    """The model's format as an engine chooses it: float32 weights and none named are served in bfloat16."""
+    """Return the model's format as an engine chooses it.
+
+    A float32 model, and one that names no format, are served in bfloat16.
+    """
     text = plain_dtype(keys.text("torch_dtype", "dtype") or whole.text("torch_dtype", "dtype"))
     if text in ("bfloat16", "float16", "half"):
         return "float16" if text == "half" else text
@@ -145,7 +156,10 @@ def _dtype(keys: Keys, whole: Keys) -> str:
 
 
 def _checkpoint_kv_dtype(keys: Keys) -> str | None:
-    """FP8 where the checkpoint was quantised with its KV: engines then take it for --kv-cache-dtype auto."""
+    """Return the KV format of a checkpoint that was quantised with its KV: FP8.
+
+    Engines then use it for --kv-cache-dtype auto.
+    """
     quantised = keys.section("quantization_config") or keys.section("compression_config")
     if quantised is None:
         return None
@@ -160,7 +174,10 @@ def _checkpoint_kv_dtype(keys: Keys) -> str | None:
 
 
 def _layers(keys: Keys, model_type: str, depth: int, dtype: str) -> list[Layer]:
-    """What each layer keeps, in order; one that attends and has a state is two."""
+    """Return what each layer keeps, in order.
+
+    A layer that attends and has a state counts as two.
+    """
     words = patterns.layer_words(keys, model_type, depth)
     shared = patterns.shared_from(keys, model_type, depth)
     attends = any(word in (patterns.FULL, patterns.WINDOW, patterns.CHUNK, patterns.BOTH) for word in words)
@@ -185,7 +202,7 @@ def _layers(keys: Keys, model_type: str, depth: int, dtype: str) -> list[Layer]:
 
 
 def _attention(keys: Keys, model_type: str, words: list[str]) -> dict[str, Layer]:
-    """The attending layer of each word."""
+    """Return the attending layer of each word."""
     latent = keys.optional("kv_lora_rank")
     if latent is not None and model_type not in PLAIN:
         if model_type not in MLA:
@@ -222,7 +239,10 @@ _ARCHITECTURE: Final = "this architecture's default"
 
 
 def _kv_heads(keys: Keys, model_type: str, heads: int) -> int:
-    """Multi-query: one; grouped-query: as the config says; else one for each attention head."""
+    """Return the number of KV heads.
+
+    Multi-query: one. Grouped-query: as the config says. Otherwise one for each attention head.
+    """
     one = keys.flag("multi_query", model_type == "falcon" and not keys.has("num_kv_heads", "n_head_kv"))
     if model_type == "falcon" and keys.flag("new_decoder_architecture"):
         one = False
@@ -264,7 +284,10 @@ def _head_dim(keys: Keys, model_type: str, heads: int) -> int:
 
 
 def _index(keys: Keys, model_type: str) -> Layer | None:
-    """DeepSeek's sparse attention keeps an FP8 index key with float32 scales beside the latent vector."""
+    """Return the index layer of DeepSeek's sparse attention.
+
+    It keeps an FP8 index key with float32 scales beside the latent vector.
+    """
     width = keys.optional("index_head_dim")
     if width is None or model_type not in MLA:
         return None

@@ -1,4 +1,7 @@
-"""What a model keeps of a prompt: its layers, grouped by what one of them keeps. Plain data, no engine."""
+"""What a model keeps of a prompt: its layers, grouped by what each keeps.
+
+Plain data, no engine.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,28 @@ from enum import Enum
 
 
 class LayerKind(str, Enum):
-    """What one layer keeps. In vLLM's words: FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec, MLAAttentionSpec,
-    MambaSpec."""
+    """The kind of data that one layer keeps.
+
+    In vLLM's words: FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec, MLAAttentionSpec, MambaSpec.
+    """
 
     FULL = "full attention"  # keys and values of every token
-    WINDOW = "sliding window"  # of the last ``window`` tokens
-    CHUNK = "chunked attention"  # of the chunk of ``window`` tokens that the last one lies in
+    WINDOW = "sliding window"  # keys and values of the last ``window`` tokens
+    CHUNK = "chunked attention"  # keys and values of the chunk of ``window`` tokens that contains the last token
     MLA = "MLA"  # one latent vector a token in place of keys and values; whole on every rank
     INDEX = "sparse index"  # index keys beside MLA (DeepSeek V3.2); whole on every rank
-    STATE = "state"  # Mamba, linear attention, short convolution: one state a request, however long it is
+    STATE = "state"  # Mamba, linear attention, short convolution: one state a request, whatever its length
     SHARED = "shared"  # reads the cache of an earlier layer, keeps nothing
     NONE = "no attention"  # keeps nothing: an MLP alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatePart:
-    """One part of a layer's state, of the whole model. ``split`` numbers are divided among the ranks; beside them ``groups``
-    groups of ``group_numbers`` each, of which there are made as many as there are ranks where the ranks do not divide them (Mamba
-    2)."""
+    """One part of a layer's state, for the whole model.
+
+    The ranks divide ``split`` numbers among them. Beside them there are ``groups`` groups of ``group_numbers`` each.
+    Where the ranks do not divide the groups, the engine makes as many groups as there are ranks (Mamba 2).
+    """
 
     name: str
     dtype: str  # a key of ``DTYPE_BYTES``
@@ -33,17 +40,23 @@ class StatePart:
     group_numbers: int = 0
 
     def rank_numbers(self, tp: int) -> int:
-        """On one of ``tp`` ranks. Source: ``MambaStateShapeCalculator`` of vLLM 0.32."""
+        """Return the numbers on one of ``tp`` ranks.
+
+        Source: ``MambaStateShapeCalculator`` of vLLM 0.32.
+        """
         groups = self.groups if self.groups % tp == 0 else tp
         return (self.split + groups * self.group_numbers) // tp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """What one layer keeps. Dimensions are numbers a token and KV head, of the whole model."""
+    """What one layer keeps.
+
+    Dimensions are numbers a token and KV head, for the whole model.
+    """
 
     kind: LayerKind
-    name: str = ""  # of a state: mamba, gated delta net, ...
+    name: str = ""  # kind of state: mamba, gated delta net, ...
     kv_heads: int = 0
     key_dim: int = 0
     value_dim: int = 0
@@ -53,29 +66,29 @@ class Layer:
 
     @property
     def by_token(self) -> bool:
-        """It grows with the prompt (up to its window)."""
+        """Test whether it grows with the prompt (up to its window)."""
         return self.kind not in (LayerKind.STATE, LayerKind.SHARED, LayerKind.NONE)
 
     @property
     def replicated(self) -> bool:
-        """Whole on every tensor-parallel rank, not split by heads."""
+        """Test whether every tensor-parallel rank has all of it, not split by heads."""
         return self.kind in (LayerKind.MLA, LayerKind.INDEX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """``layers``: (layer, how many of it), in the order in which each first appears; a layer that keeps two things counts in
-    both.
+    """The layers of a model.
 
-    ``assumed``: what the config does not say and was filled in, in words. ``known``: the architecture is one whose rules are
-    known."""
+    ``layers``: (layer, how many), in the order in which each first appears. A layer that keeps two things counts in both.
+    ``assumed``: in words, what the config does not say and was filled in. ``known``: the architecture's rules are known.
+    """
 
     architecture: str
     model_type: str
     depth: int  # layers of the model
     layers: tuple[tuple[Layer, int], ...]
-    dtype: str  # of the model, a key of ``DTYPE_BYTES``
-    kv_dtype: str | None = None  # the checkpoint's own KV format, which an engine takes for "auto"
+    dtype: str  # the model's dtype, a key of ``DTYPE_BYTES``
+    kv_dtype: str | None = None  # the checkpoint's own KV format, which an engine uses for "auto"
     max_tokens: int | None = None
     assumed: tuple[str, ...] = ()
     known: bool = True

@@ -1,8 +1,10 @@
-"""Bytes of KV: of one token, of one request, on one rank and over all of them. Whole numbers, with the arithmetic beside them.
+"""Compute bytes of KV: of one token and one request, on one rank and on all.
 
-What a hand-off moves is counted as vLLM 0.32's NIXL connector moves it: whole blocks; of a sliding window only the blocks of its
-end (``cdiv(window, block_size) + 1`` of them, as ``NixlBaseConnectorScheduler.blocks_per_sw``); every rank its own part, so what
-all ranks hold whole (MLA, KV heads fewer than ranks) moves once for each rank; a state once."""
+Figures are whole numbers, with the arithmetic beside them.
+A hand-off is counted as vLLM 0.32's NIXL connector moves it. It moves whole blocks. Of a sliding window it moves only the blocks
+at the end (``cdiv(window, block_size) + 1`` of them, as ``NixlBaseConnectorScheduler.blocks_per_sw``). Every rank moves its own
+part, so what all ranks hold whole (MLA, KV heads fewer than ranks) moves once for each rank. A state moves once.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,11 @@ BLOCK_SIZE: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """How the engine serves the model. ``dtype``: in place of the config's; ``windowed``: the hybrid cache manager is on, as it
-    is by default with NIXL in vLLM 0.32; without it windows keep and hand over every token."""
+    """How the engine serves the model.
+
+    ``dtype``: replaces the config's. ``windowed``: the hybrid cache manager is on, as it is by default with NIXL in vLLM 0.32.
+    Without it, windows keep and hand over every token.
+    """
 
     kv_dtype: str = AUTO
     dtype: str | None = None
@@ -41,10 +46,12 @@ class Serving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGroupSize:
-    """All layers of one kind. ``token_bytes``: one token in all of them, once; ``rank_token_bytes``: on one rank.
+    """The sizes of all layers of one kind.
 
-    ``state_bytes``, ``rank_state_bytes``: of a request, however long. ``arithmetic``: how ``token_bytes`` (a state:
-    ``state_bytes``) comes about."""
+    ``token_bytes``: one token in all of them, once. ``rank_token_bytes``: on one rank.
+    ``state_bytes``, ``rank_state_bytes``: of a request, whatever its length.
+    ``arithmetic``: how ``token_bytes`` (for a state: ``state_bytes``) is computed.
+    """
 
     layer: Layer
     layers: int
@@ -57,7 +64,7 @@ class LayerGroupSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """A model as it is served."""
+    """The sizes of a model as it is served."""
 
     shape: ModelShape
     serving: Serving
@@ -68,21 +75,24 @@ class Sizes:
 
     @property
     def token_bytes(self) -> int:
-        """One token in every layer that keeps it, once: what grows without a window."""
+        """Return one token's bytes in every layer that keeps it, once.
+
+        This is what grows with the prompt where there is no window.
+        """
         return sum(part.token_bytes for part in self.parts)
 
     @property
     def moved_token_bytes(self) -> int:
-        """As ``token_bytes``, over all ranks: what the wire carries."""
+        """Return ``token_bytes`` over all ranks: the bytes that the wire carries."""
         return self.serving.tp * sum(part.rank_token_bytes for part in self.parts)
 
     @property
     def state_bytes(self) -> int:
-        """Of one request, whatever its length, over all ranks."""
+        """Return a request's state over all ranks, whatever its length."""
         return self.serving.tp * sum(part.rank_state_bytes for part in self.parts)
 
     def request(self, tokens: int) -> Request:
-        """What a prompt of ``tokens`` hands over."""
+        """Return what a prompt of ``tokens`` hands over."""
         return Request(
             tokens=tokens,
             blocks=blocks_of(tokens, self.serving.block_size),
@@ -103,12 +113,15 @@ class Request:
         return sum(self.by_part)
 
     def transfer_ns(self, bytes_per_s: float) -> int:
-        """At that rate, with no overhead."""
+        """Return the transfer time at that rate, with no overhead."""
         return round(self.bytes / bytes_per_s * 1e9)
 
 
 def sizes(shape: ModelShape, serving: Serving) -> Sizes:
-    """Raises ``ModelConfigError`` where the model cannot be served so."""
+    """Compute the sizes of a model.
+
+    Raises ``ModelConfigError`` where the model cannot be served so.
+    """
     dtype = _model_dtype(shape, serving)
     kv_dtype, notes = _kv_dtype(shape, serving, dtype)
     parts = tuple(_part(layer, count, serving.tp, kv_dtype) for layer, count in shape.layers)
@@ -123,12 +136,12 @@ def sizes(shape: ModelShape, serving: Serving) -> Sizes:
 
 
 def blocks_of(tokens: int, block_size: int) -> int:
-    """Blocks that ``tokens`` fill."""
+    """Count the blocks that ``tokens`` fill."""
     return -(-tokens // block_size)
 
 
 def kept_tokens(layer: Layer, tokens: int, serving: Serving) -> int:
-    """Tokens of a prompt whose rows the layer hands over, in whole blocks."""
+    """Count the prompt tokens whose rows the layer hands over, in whole blocks."""
     size = serving.block_size
     blocks = blocks_of(tokens, size)
     if layer.window is not None and serving.windowed:
@@ -167,7 +180,7 @@ def _part(layer: Layer, count: int, tp: int, kv_dtype: str) -> LayerGroupSize:
 
 
 def _row(layer: Layer, heads: int, kv_dtype: str) -> tuple[int, str]:
-    """One token in one layer, and how it comes about."""
+    """Return the bytes of one token in one layer, and the arithmetic."""
     if layer.row_bytes is not None:
         return layer.row_bytes, f"{layer.row_bytes} B"
     if layer.kind is LayerKind.MLA and kv_dtype == FP8_DS_MLA:
@@ -181,7 +194,10 @@ def _row(layer: Layer, heads: int, kv_dtype: str) -> tuple[int, str]:
 
 
 def _rank_heads(layer: Layer, tp: int) -> int:
-    """KV heads on one rank; fewer heads than ranks are held several times. Raises ``ModelConfigError``."""
+    """Return the KV heads on one rank.
+
+    Fewer heads than ranks are held several times. Raises ``ModelConfigError``.
+    """
     if layer.replicated or tp == 1:
         return layer.kv_heads
     if layer.kv_heads % tp and tp % layer.kv_heads:
@@ -250,7 +266,7 @@ def _unknown(flag: str, given: str, valid: tuple[str, ...]) -> ModelConfigError:
 
 
 def _notes(parts: tuple[LayerGroupSize, ...], serving: Serving) -> list[str]:
-    """What a reader should know of the figures."""
+    """Return notes for a reader of the figures."""
     notes = []
     tp = serving.tp
     several = [part for part in parts if part.rank_token_bytes * tp > part.token_bytes]

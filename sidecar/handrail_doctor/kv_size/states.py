@@ -1,8 +1,10 @@
-"""What a layer without attention keeps of a request: the state of Mamba, linear attention and short convolutions.
+"""The state that a layer without attention keeps of a request.
 
-Numbers are of the whole model; the conv part remembers one token less than its kernel is wide. Source:
-``MambaStateShapeCalculator`` and ``MambaStateDtypeCalculator`` of vLLM 0.32. Speculative decoding keeps more (one conv row a
-token), which is not counted."""
+Such layers are Mamba, linear attention and short convolutions.
+Numbers are of the whole model. The conv part keeps one token less than its kernel is wide.
+Source: ``MambaStateShapeCalculator`` and ``MambaStateDtypeCalculator`` of vLLM 0.32. Speculative decoding keeps more (one conv
+row a token), which is not counted.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from handrail_doctor.kv_size.shape import Layer, LayerKind, StatePart
 
 
 def state_layer(keys: Keys, model_type: str, dtype: str) -> Layer:
-    """The layer of this architecture that keeps a state. ``dtype``: the model's. Raises ``ModelConfigError``."""
+    """Return the layer of this architecture that keeps a state.
+
+    ``dtype``: the model's. Raises ``ModelConfigError``.
+    """
     made = _STATES.get(model_type)
     if made is None:
         raise ModelConfigError(

@@ -1,1 +1,1 @@
-"""The `handrail demo` command."""
+"""The ``handrail demo`` command."""

@@ -1,10 +1,12 @@
-"""Run a small prefill/decode fleet with a sidecar beside every process and a collector, send load, show where the time went.
+"""Run a small prefill/decode fleet under Handrail and show where the time went.
+
+Every process has a sidecar beside it, and a collector joins their records.
 
 examples:
   handrail demo                       emulated engines; stays until Ctrl-C, so that its requests can be looked at
   handrail demo --once --json         for a script: ends at once, the last line is one JSON object
   handrail demo --fault 'slow_link:p0>d0:8'
-                                      with a fault, and beside what Handrail says of it what truly happened
+                                      with a fault: shows what Handrail measured beside what truly happened
   handrail demo --engine vllm         real vLLM engines on this machine's CPUs (from a source checkout)
   handrail demo --scenario split --requests 20000 --fault 'slow_link:p0>d1:20@600-1200' --data run
                                       virtual time: no sockets, 20,000 requests in seconds, into a folder to look at
@@ -53,19 +55,19 @@ _START_S: Final = 60.0
 _VLLM_START_S: Final = 300.0
 _END_S: Final = 10.0
 _VLLM_END_S: Final = 45.0  # serve_pair.py gives each engine 20 s
-_REQUEST_S: Final = 120.0  # the load's own limit for one request
+_REQUEST_S: Final = 120.0  # the load generator's own limit for one request
 _JOIN_S: Final = 60.0
 _POLL_API_S: Final = 0.2
 _EXIT_TERMINATED: Final = 128 + signal.SIGTERM
-_ENGINE_ENV: Final = {"OTEL_BSP_SCHEDULE_DELAY": "200"}  # ms; the SDK's 5 s would only make a demo wait
-# engines that export that often need not be waited for as long as others
+_ENGINE_ENV: Final = {"OTEL_BSP_SCHEDULE_DELAY": "200"}  # ms; the SDK's default of 5 s would only make the demo wait
+# the engines export often, so the wait for late spans can be short
 _SOON: Final = ("--flush-interval", "1s", "--decision-engine-wait", "3s")
 _MAX_ROWS: Final = 10_000  # the API's own limit
 _REQUESTS: Final = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``handrail demo``."""
+    """Add the flags of ``handrail demo``."""
     parser.add_argument("--engine", choices=ENGINES, default="emulated", help="emulated (default) or real vLLM on CPUs")
     parser.add_argument(
         "--once", action="store_true", help="end after the result instead of staying until Ctrl-C, as --scenario does"
@@ -96,7 +98,10 @@ def _count(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the demo. 0: all requests answered, joined, none wrongly; 1 otherwise."""
+    """Run the demo and return the exit code.
+
+    0: every request is answered and joined, and no row contradicts the client. 1: otherwise.
+    """
     scenario.check(arguments, arguments.flag_defaults)
     if arguments.scenario is not None:
         return scenario.run(arguments)
@@ -137,7 +142,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_profile(name: str) -> None:
-    """Before anything is started: an engine would only end with the same message."""
+    """Check the profile before any process starts.
+
+    An engine with a bad profile would only fail with the same message later.
+    """
     from handrail_sim.emulator.profile import ProfileError, bundled, load
 
     try:
@@ -174,10 +182,11 @@ def _work_folder(chosen: Path | None) -> Iterator[_DemoRun]:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[Callable[[], None]]:
-    """SIGTERM unwinds like Ctrl-C does, so that the children are ended. Yields what raises again for a signal that came.
+    """Turn SIGTERM into an exception, as Ctrl-C is, so that the children are ended.
 
-    A signal that meets a callback of the interpreter (``logging`` has some at each fork) raises into nothing; then the next look
-    at the children raises.
+    Yields a function that raises again for a signal that arrived.
+    An exception that a signal raises inside an interpreter callback (``logging`` has some at each fork) is lost.
+    The next look at the children then raises it.
     """
     came: list[BaseException] = []
 
@@ -199,7 +208,10 @@ def _ended_by_signals() -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ending the children takes moments and is bounded; a second Ctrl-C must not leave half of them."""
+    """Ignore signals while the children are being ended.
+
+    That takes moments and is bounded. A second Ctrl-C must not leave half of them running.
+    """
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -210,12 +222,12 @@ def _uninterrupted() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where one engine will listen, and the sidecar in front of it."""
+    """The addresses of one engine and of the sidecar in front of it."""
 
     role: str
     name: str
     port: int
-    host: str  # in the fleet's scenario
+    host: str  # its name in the fleet's scenario
 
     @property
     def instance(self) -> str:
@@ -223,7 +235,7 @@ class _Place:
 
 
 class _Demo:
-    """One run, from the first child to the last."""
+    """One demo run, from the first child process to the last."""
 
     def __init__(
         self, arguments: argparse.Namespace, faults: Sequence[tuple[str, Fault]], children: Children, console: Console
@@ -257,7 +269,7 @@ class _Demo:
         return EXIT_OK
 
     def end(self) -> None:
-        """Whoever sends ends before whoever receives, so that the last spans arrive."""
+        """End the senders before the receivers, so that the last spans arrive."""
         collector = [self._collector] if self._collector else []
         grace_s = _VLLM_END_S if self._arguments.engine == "vllm" else _END_S
         self._children.end([self._loads, self._routers, self._engines, self._sidecars, collector], grace_s)
@@ -265,7 +277,7 @@ class _Demo:
     # --- starting -------------------------------------------------------------------------------------------------------
 
     def _start(self, progress: Progress, each: int) -> str:
-        """All parts; returns the URL that clients use."""
+        """Start all parts and return the URL that clients use."""
         vllm = self._arguments.engine == "vllm"
         task = progress.add_task("starting the collector", total=None)
         data = str(self._children.folder / "data")
@@ -314,7 +326,7 @@ class _Demo:
             self._engines.append(self._fleet(f"engine-{place.name}", "engine", *arguments, env=_ENGINE_ENV))
 
     def _shared(self, name: str) -> list[str]:
-        """What every process of the emulated fleet is told."""
+        """Return the arguments that every process of the emulated fleet gets."""
         lines = ["--scenario", demo_faults.SCENARIO, "--began-unix-ns", str(self._began_unix_ns)]
         for text, _ in self._faults:
             lines += ["--fault", text]
@@ -361,7 +373,10 @@ class _Demo:
         return [ClientRequest.of(line) for line in _lines(load.log)]
 
     def _joined(self, progress: Progress, sent: Sequence[ClientRequest]) -> list[RequestRow]:
-        """The rows of what was sent, as soon as every request is joined; what there is when the time is up."""
+        """Return the rows of the sent requests as soon as every request is joined.
+
+        When the time is up, returns the rows that there are.
+        """
         ours = {each.request_id for each in sent}
         task = progress.add_task("waiting for the collector to join them", total=len(ours))
         rows: list[RequestRow] = []
@@ -380,7 +395,7 @@ class _Demo:
         return rows
 
     def _rows(self) -> list[RequestRow]:
-        """Decided rows only: a provisional one may still change."""
+        """Return the decided rows only, since a provisional row may still change."""
         from handrail_collector.api.schema import row_from_json
 
         answer = _get_json(f"{self._api}/api/v1/requests?limit={_MAX_ROWS}")
@@ -487,19 +502,25 @@ def _http(child: Child, name: str) -> str:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of JSON in a child's output; the one being written is left for the next time."""
+    """Read the complete JSON lines of a child's output.
+
+    A line that is still being written is left for the next call.
+    """
     with contextlib.suppress(OSError):
         text = path.read_text(encoding="utf-8", errors="replace")
         return [json.loads(line) for line in text.split("\n")[:-1] if line.startswith("{")]
     return []
 
 
-# A proxy of the environment is for the outside world, not for this machine's own ports.
+# Proxy settings of the environment are for the outside world, not for this machine's own ports.
 _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def _get_json(url: str) -> Any:
-    """Raises ``ChildError``: the collector is a child, and it runs."""
+    """Fetch JSON from the collector.
+
+    Raises ``ChildError`` when there is no answer: the collector is a child and should be running.
+    """
     try:
         with _OPENER.open(url, timeout=30) as answer:
             return json.load(answer)
@@ -519,7 +540,10 @@ def _healthy(place: _Place) -> bool:
 
 
 def _test_bed() -> Path:
-    """The checkout's own scripts for real engines. Raises ``CliError`` where Handrail was installed from a wheel."""
+    """Find the checkout's own scripts for real engines.
+
+    Raises ``CliError`` when Handrail was installed from a wheel.
+    """
     folder = Path(__file__).resolve().parents[4] / "tests/vllm"
     if not all((folder / name).is_file() for name in ("install.sh", "serve_pair.py")):
         raise CliError(
@@ -531,7 +555,10 @@ def _test_bed() -> Path:
 
 
 def _install_vllm() -> None:
-    """Does nothing when it is there. Raises ``CliError``; what the script says goes to standard error."""
+    """Install vLLM unless it is already installed.
+
+    The script's output goes to standard error. Raises ``CliError`` when it fails.
+    """
     script = _test_bed() / "install.sh"
     if subprocess.run(["bash", str(script)], stdout=sys.stderr, check=False).returncode != 0:
         raise CliError(what="vLLM could not be installed", where=str(script), valid="see what the script said, above")

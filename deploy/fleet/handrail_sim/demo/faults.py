@@ -1,4 +1,7 @@
-"""``handrail demo --fault``: what a fault does to a fleet over real sockets, as Handrail tells it and as it truly was."""
+"""Compare what Handrail measured under an injected fault with what truly happened.
+
+Serves ``handrail demo --fault``, for a fleet over real sockets.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ from handrail_sim.emulator import load, scenario, truth, truth_log
 from handrail_sim.emulator.faults import FAULTS, Fault, FaultError, parse
 from handrail_sim.emulator.truth import RequestTruth
 
-SCENARIO: Final = "split"  # what the demo's engines are: two prefill hosts, p0 and p1, two decode hosts, d0 and d1
+SCENARIO: Final = "split"  # the demo's engines: two prefill hosts, p0 and p1, and two decode hosts, d0 and d1
 _CLOCKS: Final = ("clock_offset", "clock_drift")
-# what Handrail has one name for
+# true phases for which Handrail has one name
 _OUTSIDE: Final = (truth.TruePhase.ROUTER, truth.TruePhase.HOPS, truth.TruePhase.PREFILL_ABANDONED)
 
 
 def checked(texts: Sequence[str]) -> list[tuple[str, Fault]]:
-    """The faults with what was written for them. Raises ``CliError``."""
+    """Parse the faults and return each with its text. Raises ``CliError``."""
     return [(text, _fault(text)) for text in texts]
 
 
@@ -50,10 +53,15 @@ def _usage(what: str, valid: str, nearest: tuple[str, ...] = ()) -> CliError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Struck:
-    """One fault and the requests that went where it is; p50 in ms, by Handrail's phases.
+    """One fault and the requests that passed its place.
 
-    ``told``: as Handrail says of them; ``elsewhere``: of the others, None where there are none; ``truly``: what happened to them.
-    ``fetches``: what truly became of their KV; ``retried``: how many another prefill host had refused; ``preempted``: how often.
+    Phases are Handrail's, as p50 in ms.
+    ``told``: Handrail's figures for these requests.
+    ``elsewhere``: Handrail's figures for the other requests; None where there are none.
+    ``truly``: what truly happened to these requests.
+    ``fetches``: the true outcomes of their KV fetches.
+    ``retried``: how many of them another prefill host had refused before.
+    ``preempted``: how often they were preempted.
     """
 
     fault: str
@@ -67,14 +75,20 @@ class Struck:
 
 
 def read_truths(folder: Path, sent: Path, began_unix_ns: int) -> list[RequestTruth]:
-    """From the files that the fleet's processes wrote into ``folder``, and the output of its load."""
+    """Read the true course of every request of a run.
+
+    Source: the files that the fleet's processes wrote into ``folder``, and the output of the load generator.
+    """
     lines = [line for path in sorted(folder.glob("*.truth")) for line in truth_log.read(path)]
     clients: list[load.SentRequest] = truth_log.read_load(sent)
     return truth_log.truths(lines, clients, began_unix_ns)
 
 
 def struck(text: str, fault: Fault, truths: Sequence[RequestTruth], rows: Sequence[RequestRow]) -> Struck:
-    """``rows`` are Handrail's of the same requests."""
+    """Compare one fault's requests with the others.
+
+    ``rows``: Handrail's rows of the same requests.
+    """
     there = [each for each in truths if _went(each, fault.place)]
     ids = {each.request_id for each in there}
     streams = [row for row in rows if row.phase_of == "ttft"]
@@ -113,7 +127,7 @@ def _named(request: RequestTruth) -> Counter[str]:
 
 
 def render(one: Struck) -> Table:
-    """A phase a line: what Handrail says of the struck requests and of the others, and what truly happened."""
+    """Render one line a phase: the struck requests, the others, and the truth."""
     table = Table(title=f"{one.fault}: {_requests(one)}", title_justify="left", title_style="bold", box=None, padding=(0, 2))
     table.add_column("p50")
     columns = [one.costs, *([one.elsewhere] if one.elsewhere is not None else []), one.truly]
@@ -128,7 +142,7 @@ def render(one: Struck) -> Table:
 
 
 def caption(load_after_ns: int) -> str:
-    """What the tables need to be read rightly."""
+    """Explain how to read the tables."""
     return (
         "unattributed: vLLM's span has kv_wait to decode_queue in one number, and without the plugin nothing tells them apart.\n"
         f"The load began {format_duration(load_after_ns)} after the fleet, which is where a fault's seconds count from."
@@ -150,7 +164,7 @@ def _shown(value_ms: float | None) -> str:
 
 
 def plain(one: Struck) -> dict[str, Any]:
-    """For JSON."""
+    """Convert to plain data for JSON."""
     return {
         "fault": one.fault,
         "requests": one.requests,

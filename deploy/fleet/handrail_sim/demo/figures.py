@@ -1,4 +1,7 @@
-"""What a demo run showed: the rows that the collector made of it, held against what the client knows. Pure."""
+"""Compare the collector's rows of a demo run with what the client measured.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ _WRONG_FINDINGS: Final = frozenset({"wrong_request", "model_mismatch"})
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """One request as the client knows it: a line of ``python -m handrail_sim.emulator load``."""
+    """One request as the client measured it.
+
+    Source: one line of ``python -m handrail_sim.emulator load``.
+    """
 
     request_id: str
     trace_id: str
@@ -42,8 +48,12 @@ class ClientRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSummary:
-    """The run in numbers; times in ms. ``coverage``: joined over sent. ``wrong``: rows that contradict the client.
-    ``unattributed_share``: of all time to first token, what no phase explains. None: nothing to compute it from."""
+    """The figures of a demo run, with times in ms.
+
+    ``coverage``: joined requests over sent ones. ``wrong``: rows that contradict the client.
+    ``unattributed_share``: the share of all time to first token that no phase explains.
+    None: there is nothing to compute the figure from.
+    """
 
     requests: int
     answered: int
@@ -63,12 +73,15 @@ class DemoSummary:
 
 
 def is_joined(row: RequestRow) -> bool:
-    """One request from the client to both engines, with evidence from all of them."""
+    """Test whether a row joins evidence from the client and from both engines."""
     return row.scope == "edge" and row.prefill_instance is not None and row.decode_instance is not None and row.complete
 
 
 def figures(sent: Sequence[ClientRequest], rows: Iterable[RequestRow]) -> DemoSummary:
-    """``rows`` may hold others' requests: only those of ``sent`` count."""
+    """Compute the figures of the requests in ``sent``.
+
+    ``rows`` may hold other requests, which do not count.
+    """
     by_id = {each.request_id: each for each in sent}
     ours = [row for row in rows if row.client_request_id in by_id]
     copies = Counter(row.client_request_id for row in ours)
@@ -98,14 +111,20 @@ def figures(sent: Sequence[ClientRequest], rows: Iterable[RequestRow]) -> DemoSu
 
 
 def quantile(ordered: Sequence[int], share: float) -> int | None:
-    """The smallest value that at least ``share`` of ``ordered`` (ascending) do not exceed; None of nothing."""
+    """Return the smallest value that at least ``share`` of the values do not exceed.
+
+    ``ordered`` is ascending. Returns None when it is empty.
+    """
     if not ordered:
         return None
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def slowest_row(rows: Iterable[RequestRow]) -> RequestRow | None:
-    """The joined stream with the longest time to first token, else the longest joined request."""
+    """Find the joined stream with the longest time to first token.
+
+    Where no stream is joined, returns the longest joined request.
+    """
     joined = [row for row in rows if is_joined(row)]
     return max(joined, key=lambda row: (row.ttft_token_ns is not None, row.ttft_token_ns or row.duration_ns), default=None)
 
@@ -126,7 +145,10 @@ def _unattributed(rows: Sequence[RequestRow]) -> float | None:
 
 
 def phases_p50(rows: Sequence[RequestRow]) -> dict[str, float]:
-    """Median of each phase in path order; a request that lacks one counts as 0 there."""
+    """Compute the median of each phase, in path order.
+
+    A request that lacks a phase counts as 0 there.
+    """
     order = {phase.value: position for phase, position in ORDER.items()}
     totals: list[Counter[str]] = []
     for row in rows:

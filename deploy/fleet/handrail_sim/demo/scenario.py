@@ -1,4 +1,7 @@
-"""``handrail demo --scenario``: a fleet in virtual time, its records stitched, explained and stored; no sockets, no waiting."""
+"""Simulate a fleet in virtual time, then stitch, explain and store its records.
+
+Serves ``handrail demo --scenario``. It uses no sockets and does not wait.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +40,20 @@ from handrail_sim.virtual.observers import ArrivedOfEngine, TimedRecord, arrival
 
 _REQUESTS: Final = 2000
 _MOST: Final = 1_000_000
-_PROGRESS_EVERY: Final = 500  # records, of those that are stitched
+_PROGRESS_EVERY: Final = 500  # records, out of those that are stitched
 _ONLY_OVER_SOCKETS: Final = {
     "keep": "--data DIR keeps what is made",
     "concurrency": "the scenario says when requests come; --requests, --trace and --rate change it",
     "profile": "latencies are those of the scenario; for others give a scenario file",
 }
-"""What only a fleet over sockets has, and what to do instead. ``--once`` is what such a run does anyway."""
+"""Flags that need a fleet over sockets, and what to use instead.
+
+``--once`` is not among them, since a run in virtual time ends by itself.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of a run in virtual time."""
+    """Add the flags of a run in virtual time."""
     group = parser.add_argument_group(
         "in virtual time", "a fleet without sockets: thousands of requests in seconds, into a store"
     )
@@ -67,7 +73,7 @@ def _positive(text: str) -> float:
 
 
 def check(arguments: argparse.Namespace, defaults: dict[str, Any]) -> None:
-    """Flags that do not go together. Raises ``CliError``."""
+    """Reject flags that do not go together. Raises ``CliError``."""
     virtually = ("data", "trace", "rate", "start")
     given = [f"--{name}" for name in virtually if getattr(arguments, name) is not None]
     given += ["--plugin"] if arguments.plugin else []
@@ -87,7 +93,7 @@ def _usage(what: str, valid: str, nearest: Iterable[str] = ()) -> CliError:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Simulate, stitch, store, and say what to type next."""
+    """Simulate, stitch and store a run, and print the commands to type next."""
     began = time.monotonic()
     settings = _settings(arguments)
     now_unix_ns = time.time_ns()
@@ -100,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             done = _store(settings, arguments.data, start_unix_ns, now_unix_ns, progress, plugin=arguments.plugin)
         except BaseException:
-            with contextlib.suppress(OSError):  # not empty: something of it is stored
+            with contextlib.suppress(OSError):  # not empty: part of the run is stored
                 (arguments.data / STORE).rmdir()
             raise
     if arguments.json:
@@ -146,14 +152,14 @@ def _start(text: str | None, now_unix_ns: int) -> int | None:
 
 
 def _claim(folder: Path) -> None:
-    """Take an empty folder; of two runs at once one gets it."""
+    """Claim an empty folder. Of two runs at once, only one succeeds."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         used = any(folder.iterdir())
         if not used:
             try:
                 (folder / STORE).mkdir()
-            except FileExistsError:  # made between the two: another run
+            except FileExistsError:  # created between the two checks by another run
                 used = True
     except OSError as error:
         raise CliError(what=f"--data: {error.strerror}", where=str(folder), valid="a new or an empty folder") from None
@@ -165,7 +171,7 @@ def _claim(folder: Path) -> None:
 
 @dataclass(slots=True)
 class _ScenarioCounts:
-    """What went by on its way to the store."""
+    """Counts of what passed on its way to the store."""
 
     outcomes: dict[str, int] = field(default_factory=dict)
     slowest: RequestRow | None = None
@@ -250,7 +256,7 @@ def _plain(arguments: argparse.Namespace, settings: VirtualRunSettings, done: _D
 
 
 def _report(arguments: argparse.Namespace, settings: VirtualRunSettings, done: _Done, now_unix_ns: int, took_s: float) -> None:
-    from handrail_cli.main import COMMANDS  # it imports this module
+    from handrail_cli.main import COMMANDS  # that module imports this one
 
     console = Console(highlight=False)
     counts = sorted(done.seen.outcomes.items(), key=lambda item: -item[1])

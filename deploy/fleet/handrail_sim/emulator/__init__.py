@@ -1,1 +1,1 @@
-"""The emulated fleet that the demo, tests and benchmarks run."""
+"""The emulated fleet for the demo, the tests and the benchmarks."""

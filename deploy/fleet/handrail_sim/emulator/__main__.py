@@ -1,4 +1,7 @@
-"""``python -m handrail_sim.emulator engine | router | load | truth | simulate``."""
+"""Command line of the emulator: engine, router, load, truth, simulate.
+
+Run it as ``python -m handrail_sim.emulator``.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def _count(text: str) -> int:
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    """What a process shares with all others of its fleet."""
+    """Add the flags that every process of a fleet shares."""
     parser.add_argument("--scenario", default="split", help=f"a file or one of: {', '.join(scenario.bundled())}")
     _add_fault(parser, "of the fleet, given to every process")
     parser.add_argument("--began-unix-ns", type=int, metavar="NS", help="when the fleet began; default: now")
@@ -157,7 +160,7 @@ def _host(args: argparse.Namespace, chosen: scenario.Scenario) -> str:
 
 
 def _engine(args: argparse.Namespace) -> None:
-    from handrail_sim.emulator import engine, http_api  # the SDK and the Prometheus client: a router or a client need neither
+    from handrail_sim.emulator import engine, http_api  # SDK and Prometheus client, which routers and clients do not need
 
     chosen = scenario.load(args.scenario)
     profile = load_profile(args.profile) if args.profile is not None else None

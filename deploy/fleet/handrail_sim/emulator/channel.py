@@ -1,6 +1,7 @@
-"""The engines' side channel: NIXL's handshake, reads and notifications between two engines, as lines of JSON over TCP.
+"""The side channel between engines: JSON lines over TCP in place of NIXL.
 
-No KV is moved, only permission to have moved it: P answers whether it holds the blocks, and frees them when told they were read.
+It carries NIXL's handshake, reads and notifications between two engines.
+No KV moves, only the permission to read it: P answers whether it holds the blocks, and frees them when D has read them.
 Failures have the names that vLLM gives them in its log (MEASURED section 4d).
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-_LINE_BYTES = 1 << 20  # the block list of a prompt of a million tokens fits
+_LINE_BYTES = 1 << 20  # a message of this size holds the block list of a prompt of a million tokens
 _MAX_PEERS = 256
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
@@ -27,7 +28,10 @@ class TransferError(Exception):
 
 
 class ChannelServer:
-    """Answers the engines that read from us. ``handler`` gets one message and returns its answer; it must not block."""
+    """Serves the engines that read from this one.
+
+    ``handler`` gets one message and returns its answer. It must not block.
+    """
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -62,7 +66,7 @@ class ChannelServer:
                 writer.write(json.dumps(self._handler(message)).encode() + b"\n")
                 await writer.drain()
         except (ConnectionError, ValueError):
-            pass  # the peer went away, or sent a line beyond the limit: its next request connects anew
+            pass  # the peer left, or sent a line beyond the limit: its next request opens a new connection
         finally:
             self._connections.discard(writer)
             writer.close()
@@ -70,7 +74,7 @@ class ChannelServer:
 
 @dataclass(frozen=True, slots=True)
 class ProducerAddress:
-    """Where a KV producer listens, and which start of it is meant."""
+    """Where a KV producer listens, and which start of the producer is meant."""
 
     host: str
     port: int
@@ -78,16 +82,22 @@ class ProducerAddress:
 
 
 class PeerConnection:
-    """One connection to a producer. Messages are answered in order. ``host``: its name in the fleet, known after ``hello``."""
+    """One connection to a producer, which answers messages in order.
+
+    ``host``: the producer's name in the fleet, known after ``hello``.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.host = ""
         self._reader = reader
         self._writer = writer
-        self._turn = asyncio.Lock()  # one message on the connection at a time
+        self._turn = asyncio.Lock()  # the connection carries one message at a time
 
     async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Raises ``ConnectionError`` when the producer is gone."""
+        """Send one message and return the answer.
+
+        Raises ``ConnectionError`` when the producer is gone.
+        """
         async with self._turn:
             self._writer.write(json.dumps(message).encode() + b"\n")
             await self._writer.drain()
@@ -102,16 +112,20 @@ class PeerConnection:
 
 
 class Peers:
-    """The producers this engine is connected to. What a first contact takes beyond that is the wire's model."""
+    """The producers to which this engine is connected.
+
+    The wire model adds the time that a first contact takes beyond the connection.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._known: dict[ProducerAddress, asyncio.Task[PeerConnection]] = {}
 
     async def get(self, address: ProducerAddress) -> PeerConnection:
-        """The peer, connected to if need be; requests that come meanwhile share it.
+        """Return the connection to a peer, and connect first if needed.
 
-        Raises ``TransferError``: ``handshake_failed``, after the whole timeout where nobody listens (as NIXL's does).
+        Requests that arrive during the connect share it.
+        Raises ``TransferError`` with ``handshake_failed`` after the whole timeout when nothing listens there, as NIXL does.
         """
         task = self._known.get(address)
         if task is None:

@@ -1,16 +1,17 @@
-"""The engine core: what vLLM's scheduler does with the requests it holds, as a state machine without clock or sockets.
+"""The engine core: vLLM's scheduler as a state machine without clock or sockets.
 
-Whoever drives it passes the monotonic time in, carries out the effects it returns and calls ``advance`` again at ``wake_ns``; a
-driver with a virtual clock may jump there. Behaviour from vLLM 0.32's ``v1/core/sched/scheduler.py`` and MEASURED runs of it:
+The driver passes the monotonic time in, carries out the returned effects and calls ``advance`` again at ``wake_ns``.
+A driver with a virtual clock may jump to that time. The behaviour follows vLLM 0.32's ``v1/core/sched/scheduler.py`` and MEASURED
+runs of it:
 
 - One step at a time advances every running request by a token and computes up to ``batch_tokens`` prompt tokens. Without chunked
-  prefill a prompt is computed whole, in a step of its own kind, and every stream waits for it.
-- A request whose KV lies elsewhere takes its blocks, then loads; it neither runs nor counts as scheduled until that is done, so
-  its queue time contains the whole wait. A load starts only where a running slot and blocks are free at that moment.
-- Blocks for the whole answer are taken at once, so nothing is preempted; or, with ``reserve_answer`` off as in vLLM, block by
-  block: then the request that came last loses its blocks when there are no more, and computes all its tokens again later.
-- A failed load ends its request without ever having scheduled it (``kv_load_failure_policy: fail``), or has it compute the prompt
-  here (``recompute``).
+  prefill a prompt is computed whole, in a step of its own, and every stream waits for it.
+- A request whose KV is at another engine takes its blocks, then loads. Until the load is done it neither runs nor counts as
+  scheduled, so its queue time contains the whole wait. A load starts only when a running slot and blocks are free at that moment.
+- Blocks for the whole answer are taken at once, so nothing is preempted. With ``reserve_answer`` off, as in vLLM, they are taken
+  one by one: when no block is left, the latest request loses its blocks and computes all its tokens again later.
+- A failed load ends its request before it was ever scheduled (``kv_load_failure_policy: fail``), or makes this engine compute the
+  prompt (``recompute``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from handrail_sim.emulator.model import ForwardPass
 
 
 class StepModel(Protocol):
-    """How long a step takes."""
+    """The model of how long a step takes."""
 
     def step_ns(self, batch: ForwardPass) -> int: ...
 
@@ -50,7 +51,10 @@ class FinishReason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineJob:
-    """What to do for one request. ``answer_tokens`` and ``reason`` are decided before it runs."""
+    """The work that one request asks of the engine.
+
+    ``answer_tokens`` and ``reason`` are decided before it runs.
+    """
 
     id: str
     prompt_tokens: int
@@ -58,12 +62,12 @@ class EngineJob:
     reason: FinishReason
     load: bool = False  # the prompt's KV comes from another engine
     publish: bool = False  # keep the prompt's KV for another engine
-    cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    cached_tokens: int = 0  # prompt tokens that the prefix cache holds
 
 
 @dataclass(frozen=True, slots=True)
 class JobTimes:
-    """Monotonic ns; None for what did not happen."""
+    """The times of one request in monotonic ns; None: has not happened."""
 
     queued_ns: int
     scheduled_ns: int | None
@@ -73,7 +77,7 @@ class JobTimes:
 
 @dataclass(frozen=True, slots=True)
 class LoadStarts:
-    """The driver fetches the KV now and reports by ``load_done``."""
+    """The driver must fetch the KV now and report with ``load_done``."""
 
     id: str
     tokens: int
@@ -82,7 +86,10 @@ class LoadStarts:
 
 @dataclass(frozen=True, slots=True)
 class TokenMade:
-    """One more token. ``gap_ns`` since the one before; None for the first. ``generated`` counts from 1."""
+    """One more token of a request.
+
+    ``gap_ns``: time since the token before; None for the first. ``generated`` counts from 1.
+    """
 
     id: str
     generated: int
@@ -92,7 +99,7 @@ class TokenMade:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The request is over; ``published`` are the blocks kept for another engine."""
+    """The request is over. ``published``: the blocks kept for another engine."""
 
     id: str
     reason: FinishReason
@@ -108,31 +115,34 @@ class StepEnded:
     tokens: int  # computed prompt tokens and decode tokens together
     begin_ns: int
     requests: int
-    prefill_requests: int  # those without a token so far
+    prefill_requests: int  # waiting requests that have no token so far
     prefill_tokens: int
-    resumed_tokens: int  # computed once more after a preemption
-    preemptions: int  # since the step before
-    landed: bool  # a load has ended since then
+    resumed_tokens: int  # tokens computed again after a preemption
+    preemptions: int  # preemptions since the step before
+    landed: bool  # a load has ended since the step before
     batch: ForwardPass
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseExpired:
-    """Nobody read these blocks in time; they are free again."""
+    """The lease of these blocks ended before anyone read them; they are free again."""
 
     publication: Publication
 
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """This request lost its blocks and computes its tokens again when it gets new ones."""
+    """A request lost its blocks.
+
+    It computes its tokens again when it gets new ones.
+    """
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """This request runs again after a preemption."""
+    """A request runs again after a preemption."""
 
     id: str
 
@@ -144,11 +154,11 @@ Effect = LoadStarts | TokenMade | Ended | StepEnded | LeaseExpired | Preempted |
 class _Running:
     job: EngineJob
     queued_ns: int
-    target: int  # tokens to compute before the next one can be sampled: the prompt, and after a preemption what was generated
+    target: int  # tokens to compute before the next one is sampled: the prompt, and after a preemption the generated ones too
     load: bool
     blocks: tuple[int, ...] = ()
-    computed: int = 0  # of ``target``: those whose KV is here
-    lost: int = 0  # those whose KV was here before a preemption
+    computed: int = 0  # tokens of ``target`` whose KV is here
+    lost: int = 0  # tokens whose KV was here before a preemption
     generated: int = 0
     scheduled_ns: int | None = None
     first_token_ns: int | None = None
@@ -159,7 +169,7 @@ class _Running:
 
 
 def _wants(request: _Running) -> int:
-    """Tokens it would compute in the next step if there were no limit."""
+    """Return the tokens that a request would compute in the next step without a limit."""
     return max(1, request.target - request.computed)
 
 
@@ -172,17 +182,20 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How many requests are where."""
+    """How many requests are in each state."""
 
     running: int
-    waiting: int  # all that are not running
+    waiting: int  # all requests that are not running
     loading: int
     loaded: int  # loaded, not yet scheduled
     to_load: int  # the load has not begun
 
 
 class EngineCore:
-    """One engine. Not thread-safe; every method takes the same monotonic clock, which must not run backwards."""
+    """One engine's scheduler.
+
+    Not thread-safe. Every method takes the same monotonic clock, which must not run backwards.
+    """
 
     def __init__(
         self, model: StepModel, *, max_running: int, blocks: int, lease_ns: int, scheduling: Scheduling | None = None
@@ -198,13 +211,16 @@ class EngineCore:
         self._loaded: deque[_Running] = deque()
         self._running: list[_Running] = []
         self._step: _Step | None = None
-        self._preemptions = 0  # not told of yet
+        self._preemptions = 0  # not yet returned to the driver
         self._landed = False
 
-    # --- what the driver tells ------------------------------------------------------------------------------------------
+    # --- inputs from the driver ------------------------------------------------------------------------------------------
 
     def submit(self, job: EngineJob, now_ns: int) -> None:
-        """Queue a request. Raises ``ValueError`` for one that could never fit or whose id is in use."""
+        """Queue a request.
+
+        Raises ``ValueError`` for a request that could never fit or whose id is in use.
+        """
         if job.prompt_tokens < 1 or job.answer_tokens < 1:
             raise ValueError("a request has at least one prompt token and one answer token")
         if blocks_for(job.prompt_tokens + job.answer_tokens) > self._pool.size:
@@ -215,9 +231,9 @@ class EngineCore:
         self._waiting.append(_Running(job, now_ns, job.prompt_tokens, job.load))
 
     def load_done(self, request_id: str, ok: bool, *, recompute: bool = False) -> list[Effect]:
-        """The load that ``LoadStarts`` asked for is over; ``recompute``: if it failed, the prompt is computed here instead.
+        """Report that the load which ``LoadStarts`` asked for is over.
 
-        An unknown id (aborted meanwhile) does nothing.
+        ``recompute``: this engine computes the prompt if the load failed. An unknown id (aborted meanwhile) does nothing.
         """
         request = self._loading.pop(request_id, None)
         if request is None:
@@ -234,43 +250,58 @@ class EngineCore:
         return [self._end(request, FinishReason.ERROR)]
 
     def abort(self, request_id: str) -> list[Effect]:
-        """Drop a request wherever it is; what was published already stays. An unknown id does nothing."""
+        """Drop a request, whatever its state; blocks that it published stay.
+
+        An unknown id does nothing.
+        """
         for request in self._all():
             if request.job.id == request_id:
                 return [self._drop(request)]
         return []
 
     def limit(self, max_running: int) -> None:
-        """Run at most this many from now on; those that run go on."""
+        """Run at most this many requests from now on; those that run already go on."""
         self._max_running = max_running
 
     def withhold(self, blocks: int) -> None:
-        """Leave this many KV blocks to somebody else from now on, as soon as they are free."""
+        """Withhold this many KV blocks from this engine's requests.
+
+        Blocks in use are withheld as soon as they are free.
+        """
         self._pool.withheld = blocks
 
     def preempt_last(self) -> list[Effect]:
-        """Take the blocks of the running request that came last; nothing when fewer than two run."""
+        """Preempt the running request that arrived last.
+
+        Does nothing when fewer than two run.
+        """
         return [self._preempt(self._running.pop())] if len(self._running) > 1 else []
 
     def published(self, request_id: str) -> Publication | None:
         return self._publications.find(request_id)
 
     def renew_lease(self, request_id: str, now_ns: int) -> bool:
-        """A heartbeat of the reading engine; False when nothing is held under this id."""
+        """Renew a lease on a heartbeat of the reading engine.
+
+        Returns False when nothing is held under this id.
+        """
         return self._publications.renew(request_id, now_ns)
 
     def release(self, request_id: str) -> bool:
-        """The other engine has read the blocks; False when they had expired before."""
+        """Free the blocks that the other engine has read.
+
+        Returns False when they had already expired.
+        """
         publication = self._publications.release(request_id)
         if publication is None:
             return False
         self._pool.give_back(publication.blocks)
         return True
 
-    # --- what the driver asks -------------------------------------------------------------------------------------------
+    # --- queries of the driver -------------------------------------------------------------------------------------------
 
     def advance(self, now_ns: int) -> list[Effect]:
-        """Everything that has happened by ``now_ns``; begins the next step when there is something to run."""
+        """Return all effects up to ``now_ns``, and begin the next step if there is work."""
         effects: list[Effect] = []
         for publication in self._publications.expired(now_ns):
             self._pool.give_back(publication.blocks)
@@ -286,18 +317,24 @@ class EngineCore:
         return effects
 
     def wake_ns(self) -> int | None:
-        """When ``advance`` has something to do again, unless the driver tells something before; None: never."""
+        """Return when ``advance`` next has work if the driver reports nothing before.
+
+        None: never.
+        """
         times = [self._step.ends_ns if self._step else None, self._publications.next_deadline_ns]
         return min((time for time in times if time is not None), default=None)
 
     @property
     def step_ends_ns(self) -> int | None:
-        """When the scheduler looks again at what has been loaded; None: at once, nothing runs."""
+        """Return when the scheduler next looks at finished loads.
+
+        None: at once, since no step runs.
+        """
         return self._step.ends_ns if self._step else None
 
     @property
     def kv_usage(self) -> float:
-        """Share of KV blocks in use, 0 to 1."""
+        """Return the share of KV blocks in use, 0 to 1."""
         return self._pool.used_share
 
     def load(self) -> Load:
@@ -306,12 +343,12 @@ class EngineCore:
         return Load(len(self._running), waiting, len(self._loading), len(self._loaded), to_load)
 
     def scheduled_ns(self, request_id: str) -> int | None:
-        """When this request, which is still here, was first scheduled."""
+        """Return when this unfinished request was first scheduled."""
         return next((each.scheduled_ns for each in self._all() if each.job.id == request_id), None)
 
     @property
     def unfinished(self) -> int:
-        """Requests that are here."""
+        """Count the requests that have not ended."""
         return len(self._ids)
 
     # --- inside ---------------------------------------------------------------------------------------------------------
@@ -350,7 +387,10 @@ class EngineCore:
         return effects
 
     def _grow(self) -> list[Effect]:
-        """A block for every stream that has filled its last one, from those that came last where there are no more."""
+        """Give a block to every stream that has filled its last one.
+
+        When no block is left, takes them from the requests that arrived last.
+        """
         effects: list[Effect] = []
         index = 0
         while index < len(self._running):

@@ -1,8 +1,10 @@
-"""How long a step of a virtual engine takes: additive in what the step does, so prefill and decode in one batch slow each other.
+"""The step-time model of a virtual engine: a sum over what the step does.
 
-Weights read once a step, so much a decoding request and token attended to, so much a prompt token and pair of them: a
-simplification of our own, to be fitted by a scenario's figures. Noise belongs to the instant a step begins. To post a transfer
-keeps the engine's thread busy while the GPU computes (vLLM does it once the step is launched): the next step waits for it.
+The sum makes prefill and decode in one batch slow each other.
+A step costs one read of the weights, an amount a decoding request and attended token, and an amount a prompt token and pair of
+tokens. This is a simplification of our own; a scenario's figures fit it. Noise belongs to the instant at which a step begins.
+To post a transfer keeps the engine's thread busy while the GPU computes, so the next step waits for it. vLLM posts once the step
+is launched.
 """
 
 from __future__ import annotations
@@ -16,26 +18,32 @@ from handrail_sim.emulator.scenario import Scenario
 
 
 class StepCosts(Protocol):
-    """What an engine's work costs, whatever it is drawn from. Faults set the two factors, which else are 1."""
+    """The costs of an engine's work, whatever model they come from.
+
+    Faults set the two factors, which are 1 otherwise.
+    """
 
     prefill_factor: float
     step_factor: float
 
     def step_ns(self, batch: ForwardPass) -> int:
-        """One forward pass."""
+        """Return the duration of one forward pass."""
 
     def prefill_ns(self, tokens: int) -> int:
-        """A prompt alone, in one step."""
+        """Return the duration of a prompt alone, in one step."""
 
     def kv_bytes(self, tokens: int) -> int:
-        """What moving the KV of so many tokens takes of a link."""
+        """Return the bytes that a transfer of this many tokens' KV puts on a link."""
 
     def post(self, tokens: int) -> None:
-        """The engine posts a transfer of so many tokens' KV now; what that takes of its thread delays the next step."""
+        """Post a transfer of this many tokens' KV now.
+
+        The time that this takes of the engine's thread delays the next step.
+        """
 
 
 class Costs:
-    """One engine's, from a scenario."""
+    """One engine's costs, from a scenario."""
 
     def __init__(self, scenario: Scenario, seed: int, clock: Callable[[], int]) -> None:
         self._scenario = scenario
@@ -46,7 +54,7 @@ class Costs:
         self._posting_until_ns = 0
 
     def post(self, tokens: int) -> None:
-        """The engine posts a transfer of so many tokens' KV now, after those that it is still posting."""
+        """Post a transfer of this many tokens' KV after those still being posted."""
         begins_ns = max(self._posting_until_ns, self._clock())
         self._posting_until_ns = begins_ns + tokens * self._scenario.load_post_token_ns
 
@@ -60,7 +68,7 @@ class Costs:
         return max(1, round(mean * (1 + costs.noise_share * normal(self._seed, now_ns)))) + waits_ns
 
     def prefill_ns(self, tokens: int) -> int:
-        """A prompt alone, without its chunks' further steps."""
+        """Return the duration of a prompt alone, without the further steps of its chunks."""
         costs = self._scenario
         pairs = tokens * tokens / 2
         return round(costs.step_ns + tokens * costs.prefill_token_ns + pairs * costs.prefill_pair_ps / 1000)

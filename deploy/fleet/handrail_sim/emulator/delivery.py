@@ -1,6 +1,6 @@
-"""When the tokens of an answer come to the edge, and when its client has them: a client that reads nothing, and what is buffered.
+"""When an answer's tokens reach the edge while its client reads slowly.
 
-A proxy reads on while its client takes nothing, until its buffer is full, and then not until the client reads again.
+A proxy reads on while its client reads nothing, until the proxy's buffer is full. It then waits until the client reads again.
 """
 
 from __future__ import annotations
@@ -9,20 +9,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-CLIENT = 7  # what a request's draw is for, as in host.py
+CLIENT = 7  # the purpose of a request's draw, as in host.py
 SLOW_CLIENTS = 0.2
 """Share of the clients that the fault ``client_slow`` strikes."""
 
 BUFFERED_TOKENS = 256
-"""What stands in a proxy of 64 KiB at about 250 bytes a token."""
+"""Tokens that fit into a proxy's buffer of 64 KiB, at about 250 bytes a token."""
 
 AT_ONCE_NS = 20_000
-"""Between two tokens that were waiting to be read."""
+"""Time between two reads of tokens that were already waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """``reads_ns``: when the edge read each token. ``held_ns``: from when to when it read nothing. ``paused_ns``: its client."""
+    """The reads of one answer.
+
+    ``reads_ns``: when the edge read each token.
+    ``held_ns``: from when to when the edge read nothing.
+    ``paused_ns``: from when to when the client read nothing.
+    """
 
     reads_ns: tuple[int, ...]
     held_ns: tuple[int, int] | None
@@ -30,12 +35,16 @@ class Delivered:
 
     @property
     def gaps_ns(self) -> tuple[int, ...]:
-        """Between the reads."""
+        """Return the times between the reads."""
         return tuple(later - earlier for earlier, later in zip(self.reads_ns, self.reads_ns[1:], strict=False))
 
 
 def delivered(first_ns: int | None, gaps_ns: Sequence[int], stands_ns: int) -> Delivered:
-    """By true time of the run. ``first_ns`` None: there was no token. The client reads nothing for ``stands_ns`` a quarter in."""
+    """Compute when the edge reads each token, in true time of the run.
+
+    ``first_ns``: None where there was no token.
+    The client reads nothing for ``stands_ns``, from a quarter of the answer on.
+    """
     if first_ns is None:
         return Delivered((), None, None)
     reads = list(accumulate(gaps_ns, initial=first_ns))

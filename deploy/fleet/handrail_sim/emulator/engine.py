@@ -1,4 +1,7 @@
-"""The emulated engine but for HTTP: a host driven by the real clock, the KV side channel, metrics, spans and the truth."""
+"""The emulated engine without its HTTP API, on the real clock.
+
+It drives a host and serves the KV side channel, metrics, spans and the truth.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +51,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """One engine process: ``host`` of the scenario. ``profile`` replaces the scenario's latencies by llm-d's.
+    """Settings of one engine process.
 
-    ``began_unix_ns``: when the fleet began, which the times of faults and of the truth are relative to; None is now.
+    ``host``: its name in the scenario. ``profile``: an llm-d profile that replaces the scenario's latencies.
+    ``began_unix_ns``: when the fleet began; None is now. The times of faults and of the truth are relative to it.
     """
 
     role: str  # prefill | decode | both
@@ -70,13 +74,13 @@ class EngineSettings:
     echo_request_id: bool = False
     max_model_len: int = 32_768
     lease_s: float = 30.0  # vLLM's kv_lease_duration
-    recompute: bool = False  # vLLM's kv_load_failure_policy, for failures that no fault ordered
+    recompute: bool = False  # vLLM's kv_load_failure_policy, for failures that no fault caused
     handshake_timeout_s: float = 5.0
-    plugin_socket: Path | None = None  # where a sidecar listens for what the plugin says; None: without the plugin
+    plugin_socket: Path | None = None  # where a sidecar listens for the plugin's events; None: without the plugin
 
 
 class EmulatedEngine:
-    """One engine. All methods run on one event loop."""
+    """One emulated engine. All methods run on one event loop."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
@@ -160,7 +164,10 @@ class EmulatedEngine:
         return ArrivedRequest(stem, given, headers, time.time_ns(), time.monotonic_ns(), seed_of(given or stem, 0))
 
     async def admit(self, ask: Ask, arrived: ArrivedRequest) -> bool:
-        """Spend what admission takes; False when a fault has this request answered with an error."""
+        """Wait for as long as admission takes.
+
+        Returns False when a fault makes the engine answer this request with an error.
+        """
         loads = bool((ask.kv or {}).get("do_remote_prefill"))
         takes_ns = self._host.admission_ns(self._drawn(arrived, ADMISSION_D if loads else ADMISSION_P))
         if takes_ns:
@@ -173,7 +180,10 @@ class EmulatedEngine:
         return False
 
     def begin(self, ask: Ask, arrived: ArrivedRequest) -> Generation:
-        """Hand every choice to the core. Raises ``BadRequestError`` for what can never fit."""
+        """Submit every choice of a request to the core.
+
+        Raises ``BadRequestError`` for a request that can never fit.
+        """
         generation = Generation(arrived)
         for index, prompt in enumerate(ask.prompts):
             span_id = arrived.stem if ask.chat else f"{arrived.stem}-{index}"  # completions carry the prompt's index
@@ -216,7 +226,10 @@ class EmulatedEngine:
             self.metrics.matched(prompt.tokens)
 
     def give_up(self, generation: Generation) -> None:
-        """The response is over, or its client went away: whatever still runs is aborted. Leaves no span then, as in vLLM."""
+        """Abort what still runs of a request that is over or whose client left.
+
+        An aborted choice leaves no span, as in vLLM.
+        """
         for call in generation.calls:
             self._kept.pop(call.job.id, None)
             if self._calls.pop(call.job.id, None) is not None:
@@ -233,7 +246,7 @@ class EmulatedEngine:
                 self._truth.write(saw(self.settings.host, self.clock, generation, call, time.monotonic_ns()))
 
     def kv_params(self, generation: Generation) -> dict[str, Any] | None:
-        """``kv_transfer_params`` of the response: only where P keeps blocks for D."""
+        """Return the response's ``kv_transfer_params``, where P keeps blocks for D."""
         publication = self._kept.pop(generation.calls[0].job.id, None)
         for call in generation.calls[1:]:
             self._kept.pop(call.job.id, None)
@@ -256,7 +269,7 @@ class EmulatedEngine:
             "remote_prefill_cached_tokens": generation.calls[0].job.cached_tokens,
         }
 
-    # --- what a driver is -----------------------------------------------------------------------------------------------
+    # --- the driver's side of the host ----------------------------------------------------------------------------------
 
     def now_ns(self) -> int:
         return time.monotonic_ns()
@@ -329,7 +342,7 @@ class EmulatedEngine:
             self.metrics.gap(token.gap_ns / 1e9)
             if call.gaps_ns is not None:
                 call.gaps_ns.append(token.gap_ns)
-        if token.generated < call.job.answer_tokens:  # the last one goes out together with the reason, by _on_end
+        if token.generated < call.job.answer_tokens:  # _on_end sends the last token together with the finish reason
             call.outbox.put(call.choice, 1, None)
 
     def _on_end(self, ended: Ended) -> None:
@@ -358,7 +371,7 @@ class EmulatedEngine:
     # --- KV -------------------------------------------------------------------------------------------------------------
 
     async def _fetch(self, load: LoadStarts) -> None:
-        """Pull one request's KV and tell the core how it went."""
+        """Pull one request's KV and report the result to the core."""
         call = self._calls[load.id]
         tokens = load.tokens - self._host.cache.match(call.blocks, load.tokens)
         pull = call.pull = Pull(
@@ -383,12 +396,18 @@ class EmulatedEngine:
         self._kick()
 
     async def _heartbeats(self) -> None:
-        """Renew the leases of all that is yet to be read, every sixth of a lease (as vLLM's decode engine does)."""
+        """Renew the leases of all KV that is still to be read.
+
+        Runs every sixth of a lease, as vLLM's decode engine does.
+        """
         while True:
             await asyncio.sleep(self.settings.lease_s / 6)
             for call in [call for call in self._calls.values() if call.job.load and call.first_ns is None]:
                 await self._fetcher.heartbeat(call.ask.kv or {})
 
     def _drawn(self, arrived: ArrivedRequest, what: int) -> float:
-        """The request's own number, 0 up to 1: the same in every run of a seed that names the request the same."""
+        """Draw the request's own number, from 0 up to 1.
+
+        It is the same in every run of a seed that gives the request the same name.
+        """
         return uniform(self.settings.seed, arrived.drawn_from, what)

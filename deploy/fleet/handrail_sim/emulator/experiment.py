@@ -1,7 +1,8 @@
-"""What was published about splitting prefill from decode, beside what the bundled scenarios say: docs/experiment.md.
+"""Published figures on splitting prefill from decode, beside the scenarios' own.
 
-Published: two L40S without a peer-to-peer path, Qwen2.5-7B, prompts of about 8,000 tokens. Some points were used to choose a
-scenario's figures (inputs); the others are predictions. A second set of scenarios, on H100, is from first principles alone.
+See docs/experiment.md. Published: two L40S without a peer-to-peer path, Qwen2.5-7B, prompts of about 8,000 tokens.
+Some points served to choose a scenario's figures (inputs); the others are predictions. A second set of scenarios, on H100, comes
+from first principles alone.
 """
 
 from __future__ import annotations
@@ -20,16 +21,20 @@ NEAR_IDLE_PER_S = 0.1
 
 
 class MeasureKind(str, Enum):
-    """``INPUT``: the scenario's figures were chosen with it."""
+    """Whether a figure was an input or a prediction.
+
+    ``INPUT``: it served to choose the scenario's figures.
+    """
 
     INPUT = "input"
     PREDICTION = "prediction"
 
 
 class ExperimentMeasure(str, Enum):
-    """What is read from a run, over all of its requests. ITL is of all gaps together, TPOT a request's mean gap.
+    """A figure that is computed over all requests of a run.
 
-    The KV transfer is the fastest of a run: one that waited for no other.
+    ITL is over all gaps together. TPOT is a request's mean gap.
+    The KV transfer is the fastest of a run, which waited for no other transfer.
     """
 
     TTFT_P50 = "TTFT p50"
@@ -61,15 +66,21 @@ class Point:
         return f"{self.scenario} at {self.arrivals_per_s:g}/s: {self.figure.value}"
 
     def nearest(self, value: float) -> float:
-        """What was published; of a range, what is nearest to ``value``."""
+        """Return the published figure, or the point of its range nearest to ``value``."""
         return min(max(value, self.least), self.most)
 
     def ratio(self, value: float) -> float:
-        """To what was published; to the nearer end of a range, 1 inside it."""
+        """Return ``value`` over the published figure.
+
+        For a range, divides by its nearer end; inside the range the ratio is 1.
+        """
         return value / self.nearest(value)
 
     def fits(self, value: float) -> bool:
-        """Whether it is within a tenth of what was published, or in the published range widened by a tenth."""
+        """Test whether ``value`` is within a tenth of the published figure.
+
+        A published range is widened by a tenth.
+        """
         return self.least * (1 - TOLERANCE) <= value <= self.most * (1 + TOLERANCE)
 
 
@@ -90,7 +101,7 @@ POINTS: tuple[Point, ...] = (
     _point(_COLLOCATED, 0.4, ExperimentMeasure.GAP_P99, _IN, 169),
     _point(
         _SPLIT, 1, ExperimentMeasure.GAP_P99, _IN, 52
-    ),  # the upper end of its range; the lower end and the way there are predicted
+    ),  # the upper end of its range; the lower end and the course between are predicted
     _point(_COLLOCATED, 2, ExperimentMeasure.GAP_P99, _OUT, 263),
     _point(_COLLOCATED, NEAR_IDLE_PER_S, ExperimentMeasure.GAP_P50, _OUT, 21, 24),
     _point(_COLLOCATED, 0.4, ExperimentMeasure.GAP_P50, _OUT, 21, 24),
@@ -107,7 +118,7 @@ POINTS: tuple[Point, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class LatencyObjective:
-    """Of one request: its first token, and the 99th percentile of the gaps of its own stream."""
+    """Objectives of one request: its TTFT, and the p99 of the gaps of its own stream."""
 
     ttft_ms: float
     gap_ms: float
@@ -126,7 +137,10 @@ H100_ARMS = ("h100-70b-plain", "h100-70b-chunked", "h100-70b-split")
 def run(
     scenario: str, seed: int, requests: int, arrivals_per_s: float | None = None, batch_tokens: int | None = None
 ) -> list[RequestTruth]:
-    """One run of a bundled scenario, at another rate or with another budget of a step than its own where they are given."""
+    """Run a bundled scenario once.
+
+    ``arrivals_per_s`` and ``batch_tokens`` replace the scenario's own rate and step budget.
+    """
     chosen = load(scenario)
     chosen = replace(
         chosen,
@@ -139,7 +153,10 @@ def run(
 
 
 def figures(truths: Sequence[RequestTruth]) -> dict[ExperimentMeasure, float]:
-    """All figures of a run in their units, without those of a hand-off where there was none."""
+    """Compute all figures of a run, each in its unit.
+
+    The figures of a hand-off are left out where there was none.
+    """
     gaps = sorted(gap_ns for truth in truths for gap_ns in truth.gaps_ns)
     ttft = sorted(truth.ttft_ns for truth in truths if truth.ttft_ns is not None)
     transfers = [truth.phases[TruePhase.KV_TRANSFER] for truth in truths if TruePhase.KV_TRANSFER in truth.phases]
@@ -159,10 +176,10 @@ def figures(truths: Sequence[RequestTruth]) -> dict[ExperimentMeasure, float]:
 
 
 def share_met(objective: LatencyObjective, truths: Sequence[RequestTruth]) -> float:
-    """Of all requests, those that meet it."""
+    """Return the share of all requests that meet the objective."""
     return sum(map(objective.met, truths)) / len(truths)
 
 
 def _rank(ordered: Sequence[int], share: float) -> float:
-    """Nearest rank."""
+    """Return the quantile by nearest rank."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

@@ -1,7 +1,9 @@
-"""Faults of the emulated fleet by name, each with a place, a size and a time: ``slow_link:p0>d1:4@60-120``.
+"""Faults of the emulated fleet, each with a name, a place, a size and a time.
 
-A place is a host (``p0``, ``d1``, ``router``), a link (``p0>d1``) or ``*`` for all of the fault's kind. Without a time the fault
-lasts for the whole run. What a fault does is in ``FAULTS``; ``host`` and ``wire`` carry it out, for every driver.
+Example: ``slow_link:p0>d1:4@60-120``.
+A place is a host (``p0``, ``d1``, ``router``), a link (``p0>d1``) or ``*`` for all places of the fault's kind.
+Without a time the fault lasts for the whole run. ``FAULTS`` describes each fault; ``host`` and ``wire`` carry it out for every
+driver.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from enum import Enum
 
 
 class FaultPlace(Enum):
-    """Where a fault can be."""
+    """The kinds of places that a fault can have."""
 
     PREFILL = "a prefill host, p0"
     DECODE = "a decode host, d0"
@@ -95,12 +97,15 @@ _TIME = re.compile(r"(?P<what>.+?)(?:@(?P<from>[\d.]+)-(?P<to>[\d.]*))?")
 
 
 class FaultError(ValueError):
-    """The fault cannot be had; the message says what is valid."""
+    """The fault is not possible; the message says what is valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``place`` is ``*`` or the name of a host or link; it holds while ``from_ns <= time < to_ns`` of the run."""
+    """One fault at a place, active while ``from_ns <= time < to_ns`` of the run.
+
+    ``place`` is ``*`` or the name of a host or link.
+    """
 
     name: str
     place: str
@@ -114,7 +119,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """Names of what a fleet has. Collocated engines are in both."""
+    """Names of a fleet's hosts. Collocated engines are in both lists."""
 
     prefill: tuple[str, ...]
     decode: tuple[str, ...]
@@ -138,7 +143,10 @@ class Hosts:
 
 
 def parse(text: str, hosts: Hosts) -> Fault:
-    """``NAME:place:size`` with ``@from-to`` in seconds after it, ``to`` may lack. Raises ``FaultError``."""
+    """Parse ``NAME:place:size``, optionally with ``@from-to`` in seconds after it.
+
+    ``to`` may be missing. Raises ``FaultError``.
+    """
     match = _TIME.fullmatch(text)
     parts = match["what"].split(":") if match else []
     if match is None or len(parts) != 3:
@@ -168,7 +176,7 @@ def _ns(seconds: str | None) -> int | None:
 
 
 class Active:
-    """All faults of a run, asked for by name."""
+    """All faults of a run, looked up by name."""
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self._named: dict[str, list[Fault]] = {}
@@ -179,16 +187,16 @@ class Active:
         return self._named.get(name, [])
 
     def find(self, name: str, place: str, now_ns: int) -> Fault | None:
-        """The first that holds there and then."""
+        """Return the first fault of this name that is active at this place and time."""
         named = self._named.get(name)
         return next((fault for fault in named if fault.at(place, now_ns)), None) if named else None
 
     def factor(self, name: str, place: str, now_ns: int) -> float:
-        """1 where there is none; the product where there are several."""
+        """Return the product of the sizes of the active faults; 1 where there is none."""
         named = self._named.get(name)
         return math.prod(fault.size for fault in named if fault.at(place, now_ns)) if named else 1.0
 
     def edges(self) -> list[int]:
-        """The times at which something begins or ends."""
+        """Return the times at which a fault begins or ends."""
         times = {fault.from_ns for named in self._named.values() for fault in named}
         return sorted(times | {fault.to_ns for named in self._named.values() for fault in named if fault.to_ns is not None})

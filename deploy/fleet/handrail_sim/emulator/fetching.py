@@ -1,6 +1,6 @@
-"""D's side of the hand-off in real time: first contact over the side channel, then the KV over the wire that the model gives.
+"""D's side of the hand-off in real time: first contact, then the KV fetch.
 
-Nothing of it moves any KV: how long that takes is the link's model, whether it may is P's answer.
+First contact uses the side channel. No KV moves: the model of the link gives the duration, and P's answer gives the permission.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ _MAX_TRAFFIC = 256  # links to different engines
 
 
 def whole(kv: Mapping[str, Any]) -> bool:
-    """Whether these hand-off parameters say where to read."""
+    """Test whether these hand-off parameters say where to read."""
     return all(kv.get(key) is not None for key in _LOAD_KEYS)
 
 
 @dataclass(slots=True)
 class Pull:
-    """One request's KV on its way; monotonic ns, None for what has not happened. ``drawn``: decides whether a fault hits it."""
+    """One request's KV fetch under way.
+
+    Times are monotonic ns; None: has not happened. ``drawn``: decides whether a fault strikes the fetch.
+    """
 
     request_id: str
     kv: Mapping[str, Any]
-    kv_bytes: int  # to report
-    link_bytes: int  # to spend on the link
+    kv_bytes: int  # the size to report
+    link_bytes: int  # the size that the link moves
     blocks: int
     drawn: float
     started_ns: int
@@ -58,7 +61,10 @@ class Pull:
 
 
 class WireTraffic:
-    """What moves over one wire in real time; a new connection to the other end is a new first contact."""
+    """The transfers over one wire in real time.
+
+    A new connection to the other end is a new first contact.
+    """
 
     def __init__(self, wire: Wire, peer: PeerConnection, engine_id: str) -> None:
         self.wire = wire
@@ -69,7 +75,7 @@ class WireTraffic:
         self._timer: asyncio.TimerHandle | None = None
 
     async def move(self, transfer: str, size_bytes: int) -> None:
-        """Return when it has arrived."""
+        """Move a transfer and return when it has arrived."""
         arrival = asyncio.get_running_loop().create_future()
         self._arrivals[transfer] = arrival
         self.wire.link.start(transfer, size_bytes, time.monotonic_ns())
@@ -101,7 +107,10 @@ class WireTraffic:
 
 
 class Fetcher:
-    """All that one engine reads from others. ``recompute``: kv_load_failure_policy, for failures that no fault ordered."""
+    """All KV fetches of one engine.
+
+    ``recompute``: kv_load_failure_policy, for failures that no fault caused.
+    """
 
     def __init__(
         self,
@@ -131,15 +140,18 @@ class Fetcher:
         await self._peers.close()
 
     def apply_faults(self) -> None:
-        """Called where a fault begins or ends."""
+        """Apply the faults that are active now; called where a fault begins or ends."""
         for traffic in self._traffic.values():
             traffic.apply_faults()
 
     async def fetch(self, pull: Pull) -> None:
-        """Read what ``pull`` names and fill in how that went. Does not return for parameters that say nothing."""
+        """Fetch the KV that ``pull`` names and record the result in it.
+
+        Does not return when the parameters do not say where to read.
+        """
         if not whole(pull.kv):
             log.warning("Got invalid KVTransferParams: %s. This request will not utilize KVTransfer", sorted(pull.kv))
-            await asyncio.Event().wait()  # vLLM 0.32 never finishes such a request; only its client's leaving ends it
+            await asyncio.Event().wait()  # vLLM 0.32 never finishes such a request; it ends only when its client leaves
         address = _address(pull.kv)
         peer: PeerConnection | None = None
         try:
@@ -153,7 +165,7 @@ class Fetcher:
         pull.loaded_ns = time.monotonic_ns()
 
     async def heartbeat(self, kv: Mapping[str, Any]) -> None:
-        """Renew the lease of what is yet to be read."""
+        """Renew the lease of KV that is still to be read."""
         if not whole(kv):
             return
         try:
@@ -166,13 +178,13 @@ class Fetcher:
         traffic = self._traffic.get(address)
         if traffic is None or traffic.peer is not peer:
             if len(self._traffic) >= _MAX_TRAFFIC:
-                self._traffic.pop(next(iter(self._traffic)))  # who still waits for it holds it
+                self._traffic.pop(next(iter(self._traffic)))  # a fetch that still waits for it holds it
             traffic = WireTraffic(Wire(peer.host, self._host, self._scenario, self._faults), peer, address.engine_id)
             self._traffic[address] = traffic
         return traffic
 
     async def _read(self, pull: Pull, peer: PeerConnection, traffic: WireTraffic) -> None:
-        """Raises ``TransferError``, ``OSError``."""
+        """Read the KV from the peer. Raises ``TransferError`` and ``OSError``."""
         wire, remote = traffic.wire, str(pull.kv["remote_request_id"])
         pull.peer = peer.host
         with self._spoken.contact(traffic.engine_id):
@@ -187,7 +199,7 @@ class Fetcher:
                 raise TransferError("transfer_setup_failed", str(answer.get("error")))
         if failure is not None:
             pull.fetch = failure
-            if failure is not FetchTruth.STALE_READ:  # of which nobody knows: it goes on
+            if failure is not FetchTruth.STALE_READ:  # no engine notices a stale read: the fetch goes on
                 await asyncio.sleep(FAILS_AFTER_NS / 1e9)
                 raise TransferError("transfer_failed", "NIXL_ERR_REMOTE_DISCONNECT")
         post_s = (time.monotonic_ns() - posted_ns) / 1e9

@@ -1,5 +1,7 @@
-"""What an engine process holds of an HTTP request: its choices while the core has them, the tokens on their way out, and in the
-end what is said of it and what is true."""
+"""The state of an HTTP request in an engine process, and its record at the end.
+
+The state is its choices in the core and the tokens on their way out. The record is its span and its truth.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,11 @@ from handrail_sim.emulator.truth_log import REFUSED, EngineSaw
 
 
 class Outbox:
-    """Tokens on their way to one response. Like vLLM's output collector it merges what the response has not taken yet, so its
-    size is bounded by the number of choices, and a slow response gets several tokens in one event."""
+    """The tokens on their way to one response.
+
+    Merges the tokens that the response has not taken yet, like vLLM's output collector.
+    Its size is therefore bounded by the number of choices, and a slow response gets several tokens in one event.
+    """
 
     def __init__(self) -> None:
         self._pending: dict[int, tuple[int, FinishReason | None]] = {}
@@ -31,7 +36,7 @@ class Outbox:
         self._some.set()
 
     async def take(self) -> list[tuple[int, int, FinishReason | None]]:
-        """(choice, new tokens, why it ended or None); waits for at least one."""
+        """Wait for at least one (choice, new tokens, finish reason or None)."""
         await self._some.wait()
         self._some.clear()
         taken = [(choice, tokens, reason) for choice, (tokens, reason) in self._pending.items()]
@@ -41,7 +46,10 @@ class Outbox:
 
 @dataclass(frozen=True, slots=True)
 class ArrivedRequest:
-    """An HTTP request. ``stem``: the engine's name of it, with the caller's ``given`` id in it; ``drawn_from``: of draws."""
+    """One HTTP request.
+
+    ``stem``: the engine's name of it, which contains the caller's ``given`` id. ``drawn_from``: the key of its random draws.
+    """
 
     stem: str
     given: str
@@ -61,11 +69,11 @@ class ChoiceCall:
     ask: Ask
     arrived: ArrivedRequest
     outbox: Outbox
-    blocks: tuple[int, ...]  # of the prompt's prefix
+    blocks: tuple[int, ...]  # blocks of the prompt's prefix
     queued_unix_ns: int
     queued_ns: int
     first_ns: int | None = None
-    gaps_ns: list[int] | None = None  # kept where somebody asks for the truth
+    gaps_ns: list[int] | None = None  # kept where the truth is recorded
     preemptions: int = 0
     pull: Pull | None = None
     ended: Ended | None = None
@@ -73,14 +81,14 @@ class ChoiceCall:
 
 @dataclass(slots=True)
 class Generation:
-    """What a handler holds of its request."""
+    """An HTTP request's state in its handler."""
 
     arrived: ArrivedRequest
     outbox: Outbox = field(default_factory=Outbox)
     calls: list[ChoiceCall] = field(default_factory=list)
     texts: list[TokenStream] = field(default_factory=list)
     made: list[int] = field(default_factory=list)
-    sent_ns: int | None = None  # monotonic: the first token, or the error, was written
+    sent_ns: int | None = None  # monotonic: when the first token, or the error, was written
 
 
 def refused(host: str, clock: RunClock, arrived: ArrivedRequest, now_ns: int, prompt_tokens: int) -> EngineSaw:
@@ -97,7 +105,7 @@ def refused(host: str, clock: RunClock, arrived: ArrivedRequest, now_ns: int, pr
 
 
 def saw(host: str, clock: RunClock, generation: Generation, call: ChoiceCall, now_ns: int) -> EngineSaw:
-    """``call`` is over at ``now_ns``."""
+    """Build the truth line of a ``call`` that is over at ``now_ns``."""
     arrived, job, ended, pull = generation.arrived, call.job, call.ended, call.pull
 
     def run(monotonic_ns: int | None) -> int | None:
@@ -133,10 +141,11 @@ def saw(host: str, clock: RunClock, generation: Generation, call: ChoiceCall, no
 
 
 def figures(clock: RunClock, call: ChoiceCall, ended: Ended, ttft_ns: int, e2e_ns: int) -> RequestFigures:
-    """What vLLM's span says of it, by the host's own clock, at the moment when it has ended.
+    """Compute the figures of vLLM's span when a request has ended.
 
-    Of a request whose load failed vLLM 0.32 has 0 for when it was scheduled, and takes the failing output for its first and last
-    token: five of five such spans that were recorded say so (tests/data/recordings/otlp_failed_loads.jsonl).
+    They are by the host's own clock.
+    For a request whose load failed, vLLM 0.32 has 0 as the time when it was scheduled, and takes the failing output for the first
+    and last token: all five such spans that were recorded show it (tests/data/recordings/otlp_failed_loads.jsonl).
     """
     times = ended.times
     scheduled, first, last = times.scheduled_ns, times.first_token_ns, times.last_token_ns

@@ -1,4 +1,7 @@
-"""What a message takes from one process to the next: a least that all take, and on average ``hop_spread_ns`` more."""
+"""How long a message takes from one process to the next.
+
+All messages take a minimum, and on average ``hop_spread_ns`` more.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,14 @@ from enum import IntEnum
 from handrail_sim.emulator.noise import uniform
 from handrail_sim.emulator.scenario import Scenario
 
-_HOP = 8  # what a request's draw is for
+_HOP = 8  # the purpose of a request's draw
 
 
 class Hop(IntEnum):
-    """A message of a request. What the router says to another P after an error takes the least, and so does that error."""
+    """The messages of a request.
+
+    A retry at another P, and the error before it, take the minimum.
+    """
 
     EDGE_ROUTER = 0
     ROUTER_P = 1  # collocated: the engine
@@ -30,7 +36,10 @@ LAST = (Hop.LAST_D_ROUTER, Hop.LAST_ROUTER_EDGE)
 
 
 def hop_ns(scenario: Scenario, seed: int, request: int, hop: Hop) -> int:
-    """The same for one seed whatever else happens. The spread is exponential."""
+    """Draw the duration of one hop.
+
+    It is the same for one seed, whatever else happens. The spread is exponential.
+    """
     if not scenario.hop_spread_ns:
         return scenario.hop_ns
     return scenario.hop_ns + round(-math.log(1 - uniform(seed, request, _HOP, hop)) * scenario.hop_spread_ns)

@@ -1,6 +1,7 @@
-"""An engine's host as every driver knows it, virtual or real: the core, what its steps cost, its prefix cache, and its faults.
+"""An engine's host for every driver, virtual or real.
 
-A driver has the clock, the events and the effects; what a fault does to a host is here once.
+It has the core, the costs of the core's steps, the prefix cache and the host's faults.
+A driver has the clock, the events and the effects. The faults of a host are implemented only here.
 """
 
 from __future__ import annotations
@@ -17,26 +18,29 @@ from handrail_sim.emulator.prefix import PrefixCache
 from handrail_sim.emulator.scenario import Scenario
 from handrail_sim.emulator.slowdown import Hindrance, hindered_ns, hindrances
 
-ADMISSION_P, ADMISSION_D, FETCH, REFUSED = 3, 4, 5, 6  # what a request's draw is for
+ADMISSION_P, ADMISSION_D, FETCH, REFUSED = 3, 4, 5, 6  # the purposes of a request's draws
 _FOREIGN = "foreign-"
 
 
 class Driver(Protocol):
-    """What a host needs of whoever drives it. All times are of one monotonic clock, the one that the faults name."""
+    """The interface that a host needs from its driver.
+
+    All times are on one monotonic clock, to which the faults' times refer.
+    """
 
     def now_ns(self) -> int: ...
 
     def at(self, time_ns: int, act: Callable[[], None]) -> None:
-        """Call ``act`` then; at once where that is past."""
+        """Call ``act`` at ``time_ns``, or at once when that time has passed."""
 
     def kick(self, host: EmulatedHost) -> None:
-        """Something was told to the core: advance it and carry out what comes of it."""
+        """Advance the core after an input and carry out the effects."""
 
     def carry_out(self, host: EmulatedHost, effects: list[Effect]) -> None: ...
 
 
 class Hindered:
-    """What an engine's steps take, with what hinders its host."""
+    """Step costs that include the hindrances of the host."""
 
     def __init__(self, costs: StepCosts, by: list[Hindrance], now_ns: Callable[[], int]) -> None:
         self._costs = costs
@@ -49,7 +53,10 @@ class Hindered:
 
 
 class EmulatedHost:
-    """``lease_ns``: how long P holds what nobody reads; the driver may end leases itself and give a very long one."""
+    """One engine's host.
+
+    ``lease_ns``: how long P holds blocks that nobody reads. A driver that ends leases itself may give a very long one.
+    """
 
     def __init__(
         self, name: str, scenario: Scenario, costs: StepCosts, faults: Active, driver: Driver, *, lease_ns: int = 1 << 62
@@ -68,13 +75,16 @@ class EmulatedHost:
                 batch_tokens=scenario.batch_tokens, chunked_prefill=scenario.chunked_prefill, reserve_answer=False
             ),
         )
-        self.wake_ns: int | None = None  # the driver's: when it is to be woken
+        self.wake_ns: int | None = None  # for the driver: when it must wake this host
         self._scenario = scenario
         self._faults = faults
         self._driver = driver
 
     def begin_faults(self) -> None:
-        """Schedule what happens by itself: others' prompts and preemptions. ``apply_faults`` is the driver's to call."""
+        """Schedule the faults that act by themselves: foreign prompts and preemptions.
+
+        The driver calls ``apply_faults`` for the others.
+        """
         hosts = self._scenario.hosts()
         for fault in self._faults.named("prefill_queue"):
             if fault.size > 0 and self.name in hosts.prefill and fault.place in ("*", self.name):
@@ -84,7 +94,7 @@ class EmulatedHost:
                 self._driver.at(fault.from_ns, partial(self._storm, fault))
 
     def apply_faults(self) -> None:
-        """Set what holds from now on; called where a fault begins or ends."""
+        """Apply the faults that are active now; called where a fault begins or ends."""
         scenario, faults, now_ns = self._scenario, self._faults, self._driver.now_ns()
         self.costs.prefill_factor = faults.factor("slow_prefill", self.name, now_ns)
         self.costs.step_factor = faults.factor("bad_host", self.name, now_ns)
@@ -95,11 +105,17 @@ class EmulatedHost:
         self._driver.kick(self)
 
     def admission_ns(self, drawn: float) -> int:
-        """From a request's arrival until the scheduler knows of it; ``drawn`` is its number, 0 up to 1."""
+        """Return the time from a request's arrival until the scheduler knows of it.
+
+        ``drawn`` is the request's own number, from 0 up to 1.
+        """
         return round(self._scenario.admission_ns * (0.7 + 0.6 * drawn))
 
     def freed_after_ns(self) -> int | None:
-        """When KV published now is freed although nobody has read it; None: no fault says so."""
+        """Return when KV published now is freed although nobody has read it.
+
+        None: no fault frees it.
+        """
         now_ns = self._driver.now_ns()
         for name in ("lease_expired", "stale_read"):
             fault = self._faults.find(name, self.name, now_ns)
@@ -108,12 +124,18 @@ class EmulatedHost:
         return None
 
     def refuses(self, drawn: float) -> bool:
-        """Whether a prompt is answered with an error instead of being queued; ``drawn`` is its number, 0 up to 1."""
+        """Test whether the host answers a prompt with an error instead of queueing it.
+
+        ``drawn`` is the request's own number, from 0 up to 1.
+        """
         fault = self._faults.find("prefill_failed", self.name, self._driver.now_ns())
         return fault is not None and drawn < fault.size and self.name in self._scenario.hosts().prefill
 
     def _foreign(self, fault: Fault, number: int) -> None:
-        """Somebody else's prompt, of the longest kind asked here, every so often."""
+        """Submit another client's prompt, again and again at a fixed interval.
+
+        The prompt is of this scenario's longest kind.
+        """
         now_ns = self._driver.now_ns()
         if not fault.at(self.name, now_ns):
             return

@@ -1,4 +1,4 @@
-"""vLLM's OpenAI-compatible HTTP API in front of an emulated engine, and the process that serves it."""
+"""vLLM's OpenAI-compatible HTTP API of an emulated engine, and its server process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from handrail_sim.emulator.openai import Ask, InvalidRequestError, ResponseFrame
 
 log = logging.getLogger(__name__)
 
-VERSION = "0.32.0"  # of the vLLM whose behaviour this follows
+VERSION = "0.32.0"  # the version of vLLM whose behaviour this follows
 
 
 class HttpApi:
@@ -43,7 +43,10 @@ class HttpApi:
 
     @web.middleware
     async def _observe(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """What prometheus-fastapi-instrumentator does in vLLM: /health, /metrics and the like are not counted."""
+        """Count requests as prometheus-fastapi-instrumentator does in vLLM.
+
+        /health, /metrics and the like are not counted.
+        """
         started = time.monotonic()
         response: web.StreamResponse = await handler(request)
         if request.path.startswith("/v1/"):
@@ -94,7 +97,7 @@ class HttpApi:
                 return await self._stream(request, ask, answer, generation, extra)
             return await self._whole(ask, answer, generation, extra)
         finally:
-            self._engine.give_up(generation)  # nothing is left of one that finished
+            self._engine.give_up(generation)  # nothing is left of a choice that has finished
 
     async def _whole(self, ask: Ask, answer: ResponseFrame, generation: Generation, extra: dict[str, str]) -> web.Response:
         reasons: dict[int, FinishReason] = {}
@@ -187,7 +190,7 @@ def _json(body: openai.Json, status: int, extra: dict[str, str]) -> web.Response
 
 
 async def run(settings: EngineSettings) -> None:
-    """Serve until a signal says stop."""
+    """Serve until a signal stops the process."""
     engine = EmulatedEngine(settings)
     await engine.start()
     try:

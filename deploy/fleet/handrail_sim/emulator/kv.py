@@ -1,4 +1,7 @@
-"""The KV blocks of one engine: a pool of block ids, and what a prefill holds for a decode until it is read or expires."""
+"""The KV blocks of one engine, and those that P keeps for a decode engine.
+
+P keeps them until they are read or their lease expires.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,25 @@ BLOCK_TOKENS = 16
 
 
 def blocks_for(tokens: int) -> int:
-    """Blocks that ``tokens`` tokens fill."""
+    """Count the blocks that ``tokens`` tokens fill."""
     return -(-tokens // BLOCK_TOKENS)
 
 
 class BlockPool:
-    """Block ids ``1`` to ``size`` (vLLM keeps block 0 as its null block)."""
+    """A pool of block ids ``1`` to ``size``; vLLM keeps block 0 as its null block."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.withheld = 0  # of the free blocks, those that somebody else has a claim on
+        self.withheld = 0  # free blocks that are withheld from this engine's requests
         self._free = list(range(size, 0, -1))
 
     @property
     def used_share(self) -> float:
-        """0 to 1."""
+        """Return the share of blocks in use, 0 to 1."""
         return 1.0 - len(self._free) / self.size
 
     def take(self, count: int) -> tuple[int, ...] | None:
-        """``count`` blocks, or None when there are not enough."""
+        """Take ``count`` blocks; None when there are not enough."""
         if count > len(self._free) - self.withheld:
             return None
         first = len(self._free) - count
@@ -41,7 +44,10 @@ class BlockPool:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What P holds for one request: who may read it is known by the request id alone, as in vLLM."""
+    """The blocks that P keeps for one request.
+
+    The request id alone says who may read them, as in vLLM.
+    """
 
     request_id: str
     blocks: tuple[int, ...]
@@ -49,11 +55,14 @@ class Publication:
 
 
 class Publications:
-    """P's side of the hand-off: blocks stay until ``release`` or until the lease ends, which a heartbeat renews."""
+    """P's side of the hand-off: the published blocks.
+
+    Blocks stay until ``release`` or until their lease ends. A heartbeat renews the lease.
+    """
 
     def __init__(self, lease_ns: int) -> None:
         self._lease_ns = lease_ns
-        self._held: OrderedDict[str, tuple[Publication, int]] = OrderedDict()  # oldest deadline first: one lease length for all
+        self._held: OrderedDict[str, tuple[Publication, int]] = OrderedDict()  # oldest deadline first: all leases have one length
 
     def __len__(self) -> int:
         return len(self._held)
@@ -66,7 +75,7 @@ class Publications:
         return held[0] if held else None
 
     def renew(self, request_id: str, now_ns: int) -> bool:
-        """Start the lease anew; False when nothing is held under this id."""
+        """Begin the lease again; False when nothing is held under this id."""
         held = self._held.get(request_id)
         if held is None:
             return False
@@ -75,12 +84,12 @@ class Publications:
         return True
 
     def release(self, request_id: str) -> Publication | None:
-        """The blocks were read; None when they are gone already."""
+        """Release blocks that were read; None when they are already gone."""
         held = self._held.pop(request_id, None)
         return held[0] if held else None
 
     def expired(self, now_ns: int) -> list[Publication]:
-        """Remove and return what nobody read in time."""
+        """Remove and return the publications whose lease has ended."""
         gone = []
         while self._held:
             publication, deadline_ns = next(iter(self._held.values()))

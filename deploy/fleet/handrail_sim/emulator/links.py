@@ -1,19 +1,25 @@
-"""A link between two hosts: transfers under way share its bandwidth evenly, or are served in turn. No clock, no I/O."""
+"""A link between two hosts. No clock, no I/O.
+
+Transfers under way share its bandwidth evenly, or are served in turn.
+"""
 
 from __future__ import annotations
 
 
 class EmulatedLink:
-    """Every method takes the same monotonic clock, which must not run backwards."""
+    """The transfers of one link.
+
+    Every method takes the same monotonic clock, which must not run backwards.
+    """
 
     def __init__(self, bytes_per_s: float, *, in_turn: bool = False) -> None:
         self._bytes_per_s = bytes_per_s
         self._in_turn = in_turn
-        self._left: dict[str, float] = {}  # bytes; in the order of their starts
+        self._left: dict[str, float] = {}  # bytes left, in the order of their starts
         self._at_ns = 0
 
     def set_rate(self, bytes_per_s: float, now_ns: int) -> None:
-        """From now on."""
+        """Set the bandwidth from now on."""
         self._move(now_ns)
         self._bytes_per_s = bytes_per_s
 
@@ -22,26 +28,26 @@ class EmulatedLink:
         self._left[transfer] = float(size_bytes)
 
     def drop(self, transfer: str, now_ns: int) -> None:
-        """Nobody waits for it any more. An unknown one does nothing."""
+        """Drop a transfer that nobody waits for; an unknown one does nothing."""
         self._move(now_ns)
         self._left.pop(transfer, None)
 
     def finished(self, now_ns: int) -> list[str]:
-        """Remove and return what has arrived."""
+        """Remove and return the transfers that have arrived."""
         self._move(now_ns)
-        bound = self._bytes_per_s * 1e-9  # what moves in a nanosecond: times are whole ones
+        bound = self._bytes_per_s * 1e-9  # bytes that move in a nanosecond: times are whole nanoseconds
         done = []
         for transfer, left in self._left.items():
             if left <= bound:
                 done.append(transfer)
             elif self._in_turn:
-                break  # even one of no bytes waits for those before it
+                break  # even a transfer of no bytes waits for those before it
         for transfer in done:
             del self._left[transfer]
         return done
 
     def next_ns(self) -> int | None:
-        """When the next one arrives if nothing changes; None: nothing moves."""
+        """Return when the next transfer arrives if nothing changes; None: nothing moves."""
         if not self._left:
             return None
         shortest = next(iter(self._left.values())) if self._in_turn else min(self._left.values()) * len(self._left)

@@ -1,6 +1,7 @@
-"""A client of the fleet that keeps the times it sees: the referee's side of every comparison. One ``Sent`` a request.
+"""A client of the fleet that records the times it measures, one record a request.
 
-Times are monotonic ns from just before the request goes out; ``started_unix_ns`` is the wall clock of the same moment.
+It is the referee's side of every comparison.
+Times are monotonic ns from just before the request goes out. ``started_unix_ns`` is the wall clock at the same moment.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ _TOKEN_IDS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSettings:
-    """``rate`` (requests/s, Poisson) is open loop; without it ``concurrency`` requests are always under way.
+    """Settings of the load.
 
-    ``arrivals``: instead of all that, these at their times, as completions of made-up token ids with the same beginnings.
-    ``slow_clients_s``: the fault ``client_slow``; one stream in five is not read for so long.
+    ``rate`` (requests/s, Poisson) is open loop. Without it, ``concurrency`` requests are always under way.
+    ``arrivals``: replaces both with requests at these times, as completions of made-up token ids with the same prefixes.
+    ``slow_clients_s``: the fault ``client_slow``. One stream in five is not read for this many seconds.
     """
 
     url: str
@@ -41,7 +43,7 @@ class LoadSettings:
     streaming_share: float = 0.8
     chat_share: float = 0.5
     seed: int = 0
-    model: str | None = None  # None: whatever the server serves
+    model: str | None = None  # None: the model that the server serves
     id_prefix: str = "load"
     traceparent: bool = True
     prompt_words: tuple[int, int] = (50, 400)
@@ -53,7 +55,7 @@ class LoadSettings:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """One request to send; ``due_ns`` after the start, in an open loop."""
+    """One request to send; in an open loop, ``due_ns`` after the start."""
 
     index: int
     request_id: str
@@ -70,8 +72,12 @@ class ScheduledRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentRequest:
-    """What became of it. ``ttft_token_ns``: first event that carries a generated token, its text may be empty; ``chunk_ns``: all
-    of those; ``text_ns``: of them those with text. A request that is not streamed has none of these."""
+    """One request's result.
+
+    ``ttft_token_ns``: the first event that carries a generated token, whose text may be empty.
+    ``chunk_ns``: all such events. ``text_ns``: those of them that have text.
+    A request that is not streamed has none of these.
+    """
 
     index: int
     request_id: str
@@ -93,7 +99,7 @@ class SentRequest:
 
 
 def plans(settings: LoadSettings) -> list[ScheduledRequest]:
-    """All requests of a run; equal seeds give equal runs."""
+    """Make all requests of a run; equal seeds give equal runs."""
     random = Random(settings.seed)
     if settings.arrivals:
         return [_replayed(settings, index, arrival, random) for index, arrival in enumerate(settings.arrivals)]
@@ -143,7 +149,10 @@ def _context(settings: LoadSettings, random: Random) -> str | None:
 
 
 class ResponseTimer:
-    """Reads one response as it comes and keeps the times; the clock is passed in with every piece."""
+    """Read one response piece by piece and record the times.
+
+    The caller passes the clock in with every piece.
+    """
 
     def __init__(self, chat: bool, stream: bool) -> None:
         self._chat = chat
@@ -197,7 +206,10 @@ class ResponseTimer:
 
 
 async def send(session: aiohttp.ClientSession, url: str, plan: ScheduledRequest, stands_s: float = 0.0) -> SentRequest:
-    """One request, never raising for what the server does. Nothing is read for ``stands_s``, a quarter into the answer."""
+    """Send one request; never raises for what the server does.
+
+    The client reads nothing for ``stands_s``, from a quarter of the answer on.
+    """
     headers = {"X-Request-Id": plan.request_id, **({"traceparent": plan.traceparent} if plan.traceparent else {})}
     watch = ResponseTimer(plan.chat, plan.stream)
     status = None
@@ -248,7 +260,7 @@ async def run(settings: LoadSettings, report: Callable[[SentRequest], None]) -> 
             todo = iter(planned)
 
             async def worker() -> None:
-                for plan in todo:  # shared: each worker takes the next one
+                for plan in todo:  # shared: each worker takes the next request
                     report(await send(session, settings.url, plan, _stands_s(settings, plan)))
 
             await asyncio.gather(*(worker() for _ in range(min(settings.concurrency, settings.requests))))
@@ -274,7 +286,7 @@ async def _open_loop(
 
 
 def _stands_s(settings: LoadSettings, plan: ScheduledRequest) -> float:
-    """The same clients in every run of a seed."""
+    """Return how long this client reads nothing; the same in every run of a seed."""
     slow = plan.stream and uniform(settings.seed, plan.index, CLIENT) < SLOW_CLIENTS
     return settings.slow_clients_s if slow else 0.0
 

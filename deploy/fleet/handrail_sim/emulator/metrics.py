@@ -1,7 +1,9 @@
-"""vLLM's /metrics, as far as the emulated engine can fill it honestly: names, labels and buckets of vLLM 0.32 (MEASURED 4a).
+"""vLLM's /metrics, as far as the emulated engine can fill it honestly.
 
-Left out: flops and memory estimates, prefix and multi-modal caches, sleep state, NIXL descriptors. What vLLM gets
-wrong after a failed load (a queue time of minus the machine's uptime) is wrong here too: readers have to cope with it.
+Names, labels and buckets are those of vLLM 0.32 (MEASURED 4a).
+Left out: flops and memory estimates, prefix and multi-modal caches, sleep state, NIXL descriptors.
+What vLLM gets wrong after a failed load (a queue time of minus the machine's uptime) is wrong here too, since readers have to
+cope with it.
 """
 
 from __future__ import annotations
@@ -70,7 +72,10 @@ _REASONS: Final = ("stop", "length", "abort", "error", "repetition")
 
 
 class EngineMetrics:
-    """One engine's registry. ``monotonic_s`` is only for the figures that vLLM computes from stamps that were never set."""
+    """One engine's registry.
+
+    ``monotonic_s`` serves only the figures that vLLM computes from stamps that were never set.
+    """
 
     def __init__(self, model_name: str, *, reads_kv: bool, monotonic_s: Callable[[], float]) -> None:
         self._monotonic_s = monotonic_s
@@ -118,7 +123,7 @@ class EngineMetrics:
         return generate_latest(self.registry)
 
     def seen(self, load: Load, kv_usage: float) -> None:
-        """The gauges, after every change of the core."""
+        """Set the gauges, after every change of the core."""
         self._gauges["vllm:num_requests_running"].set(load.running)
         self._gauges["vllm:num_requests_waiting"].set(load.waiting)
         self._gauges["vllm:kv_cache_usage_perc"].set(kv_usage)
@@ -140,14 +145,14 @@ class EngineMetrics:
         self._counters["vllm:num_preemptions"].inc()
 
     def first_token(self, ttft_s: float, prompt_tokens: int, loaded: bool, cached_tokens: int = 0) -> None:
-        """vLLM counts the prompt's tokens when the first output appears."""
+        """Count the prompt's tokens when the first output appears, as vLLM does."""
         self._histograms["vllm:time_to_first_token_seconds"].observe(ttft_s)
         self._counters["vllm:prompt_tokens"].inc(prompt_tokens)
         self._sources["external_kv_transfer" if loaded else "local_compute"].inc(prompt_tokens - cached_tokens)
         self._sources["local_cache_hit"].inc(cached_tokens)
 
     def matched(self, tokens: int) -> None:
-        """Prompt tokens found at another engine, counted before they are loaded."""
+        """Count the prompt tokens found at another engine, before they are loaded."""
         self._counters["vllm:external_prefix_cache_queries"].inc(tokens)
         self._counters["vllm:external_prefix_cache_hits"].inc(tokens)
 
@@ -166,7 +171,10 @@ class EngineMetrics:
         self._counters["vllm:nixl_num_notifications_after_expiry"].inc()
 
     def ended(self, ended: Ended, *, e2e_s: float, prompt_tokens: int, max_tokens: int, n: int) -> None:
-        """A request that the engine itself finished; vLLM records nothing for one that its client gave up."""
+        """Count a request that the engine itself finished.
+
+        vLLM records nothing for a request that its client gave up.
+        """
         self._ended[ended.reason.value].inc()
         times = ended.times
         queued_s = times.queued_ns / 1e9

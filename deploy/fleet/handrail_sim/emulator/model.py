@@ -1,7 +1,9 @@
-"""How long an engine's step and a KV transfer take: draws from a profile. No clock, no I/O; equal seeds give equal draws.
+"""The durations of engine steps and KV transfers, drawn from a latency profile.
 
+No clock, no I/O; equal seeds give equal draws.
 Follows llm-d-inference-sim (docs/latency-profiles.md): normal draws cut at 30 % and 170 % of the mean, and a factor that grows
-linearly from 1 with one running request to ``time-factor-under-load`` with a full batch. Unlike there, all that run share a step.
+linearly from 1 with one running request to ``time-factor-under-load`` with a full batch.
+Unlike there, all running requests share a step.
 """
 
 from __future__ import annotations
@@ -15,18 +17,23 @@ from handrail_sim.emulator.scenario import Scenario
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardPass:
-    """What one forward pass does: a token for each of ``decoding`` requests, and ``prefill_tokens`` of prompts."""
+    """The work of one forward pass.
+
+    It makes a token for each of ``decoding`` requests, and computes ``prefill_tokens`` of prompts.
+    """
 
     decoding: int
     prefill_tokens: int
     running: int  # requests that the engine runs, in this pass or not
-    context_tokens: int = 0  # those that the decoding requests attend to
-    prefill_pairs: int = 0  # prompt tokens times the tokens before them: what attention in the prefill costs grows with it
+    context_tokens: int = 0  # tokens to which the decoding requests attend
+    prefill_pairs: int = 0  # prompt tokens times the tokens before them: the cost of attention in the prefill grows with it
 
 
 def with_profile(scenario: Scenario, profile: Profile) -> Scenario:
-    """The scenario with the profile's batch, hand-off and first contact; a profile knows no admission. Its steps are a
-    ``LatencyModel``'s."""
+    """Return the scenario with the profile's batch, hand-off and first contact.
+
+    A profile has no admission time. A ``LatencyModel`` gives the steps.
+    """
     return replace(
         scenario,
         max_running=profile.max_num_seqs,
@@ -38,7 +45,10 @@ def with_profile(scenario: Scenario, profile: Profile) -> Scenario:
 
 
 class LatencyModel:
-    """Durations in ns, divided by ``speed`` (2.0: twice as fast). A ``StepCosts``."""
+    """The ``StepCosts`` of a profile.
+
+    Durations are in ns, divided by ``speed`` (2.0: twice as fast).
+    """
 
     def __init__(self, profile: Profile, seed: int, speed: float = 1.0) -> None:
         if speed <= 0:
@@ -50,8 +60,11 @@ class LatencyModel:
         self.step_factor = 1.0
 
     def step_ns(self, batch: ForwardPass) -> int:
-        """One forward pass. Prefill and decode share it, so it takes as long as the slower of the two: a prefill in a decode
-        batch stalls every stream."""
+        """Draw the duration of one forward pass.
+
+        Prefill and decode share the pass, so it takes as long as the slower of the two: a prefill in a decode batch stalls every
+        stream.
+        """
         profile = self._profile
         mean, deviation = 0, 0
         if batch.decoding:
@@ -68,21 +81,21 @@ class LatencyModel:
         return max(1, round(longest * self.step_factor * self._factor(batch.running) / self._speed))
 
     def prefill_ns(self, tokens: int) -> int:
-        """The mean for a prompt alone."""
+        """Return the mean duration of a prompt alone."""
         profile = self._profile
         if profile.calculator == "constant":
             return round(profile.first_token_ns / self._speed)
         return round((profile.prefill_overhead_ns + tokens * profile.prefill_per_token_ns) / self._speed)
 
     def kv_bytes(self, tokens: int) -> int:
-        """As many as the profile's link moves in the time drawn for this transfer."""
+        """Return the bytes that the profile's link moves in a transfer's drawn time."""
         return round(self.transfer_ns(tokens) * self._speed * self._profile.link_bytes_per_s / 1e9)
 
     def post(self, tokens: int) -> None:
-        """A profile does not say what it takes: nothing."""
+        """Do nothing, since a profile has no posting time."""
 
     def transfer_ns(self, tokens: int) -> int:
-        """Moving the KV of ``tokens`` prompt tokens from P to D."""
+        """Draw how long the KV of ``tokens`` prompt tokens takes from P to D."""
         profile = self._profile
         mean = profile.transfer_ns if profile.calculator == "constant" else tokens * profile.transfer_per_token_ns
         return round(self._draw(mean, profile.transfer_sd_ns) / self._speed)

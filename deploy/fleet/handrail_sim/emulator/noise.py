@@ -1,6 +1,7 @@
-"""Random numbers that belong to a thing, not to a sequence: what one request or instant draws does not change when others do.
+"""Random numbers by key instead of by sequence.
 
-Two runs of one seed, with and without a fault, differ then only by what the fault did. Mixing: splitmix64's finalizer.
+The draws of one request or instant do not change when other draws do.
+Two runs of one seed, with and without a fault, then differ only by the fault's effects. Mixing: splitmix64's finalizer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def _mix(value: int) -> int:
 
 
 def uniform(*key: int) -> float:
-    """0 up to 1, always the same for one key."""
+    """Draw from 0 up to 1, always the same for one key."""
     value = 0
     for part in key:
         value = _mix(value ^ part)
@@ -27,5 +28,5 @@ def uniform(*key: int) -> float:
 
 
 def normal(seed: int, key: int) -> float:
-    """Mean 0, deviation 1, within 3.3, always the same for one key."""
+    """Draw with mean 0 and deviation 1, within 3.3, always the same for one key."""
     return _NORMAL[_mix(seed ^ (key & _MASK)) & 1023]

@@ -1,9 +1,9 @@
-"""What the processes of a virtual fleet would have said of a request: proxies at edge, P and D, vLLM's spans, a router's.
+"""The records that proxies, vLLM's spans and a router would make of a request.
 
-All by their own hosts' clocks. Nothing else that is true leaks into it: no phases, no faults, no fetch. A router says nothing, as
-vllm-router by default, unless the scenario's ``router_traces``. ``reported_ns`` is the true time at which it was said, which is
-when
-others may hear of it; no host's clock shows it.
+The proxies are at the edge, P and D. All times are by their own hosts' clocks.
+Nothing else that is true leaks into them: no phases, no faults, no fetch.
+A router has no spans, as vllm-router by default, unless the scenario sets ``router_traces``.
+``reported_ns`` is the true time of the report, from which others may know of it; no host's clock shows it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,26 @@ from handrail_sim.emulator.hops import Hop, hop_ns
 from handrail_sim.emulator.scenario import Scenario
 from handrail_sim.emulator.simulate import Attempt, Flight
 
-STARTED_UNIX_NS = 1_700_000_000_000_000_000  # wall time at which a run begins, on a right clock
-UPTIME_NS = 86_400_000_000_000  # of every machine when a run begins
+STARTED_UNIX_NS = 1_700_000_000_000_000_000  # wall time at which a run begins, by a right clock
+UPTIME_NS = 86_400_000_000_000  # uptime of every machine when a run begins
 
 
 @dataclass(frozen=True, slots=True)
 class HostClock:
-    """A host's: it runs ``drift_ppm`` too fast, and its wall clock was ``offset_ns`` ahead when the run began."""
+    """A host's clock.
+
+    It runs ``drift_ppm`` too fast, and its wall clock was ``offset_ns`` ahead when the run began.
+    """
 
     offset_ns: int = 0
     drift_ppm: float = 0.0
     started_unix_ns: int = STARTED_UNIX_NS
 
     def elapsed_ns(self, true_ns: int) -> int:
-        """What it shows for a duration; also its monotonic clock since the run began."""
+        """Return what the clock shows for a duration.
+
+        This is also the host's monotonic time since the run began.
+        """
         return true_ns + round(true_ns * self.drift_ppm / 1e6)
 
     def unix_ns(self, true_ns: int) -> int:
@@ -38,7 +44,10 @@ class HostClock:
 
 
 def clock(host: str, faults: Sequence[Fault], started_unix_ns: int = STARTED_UNIX_NS) -> HostClock:
-    """A clock's faults hold for the whole run, whatever time they name: a clock has one line."""
+    """Build a host's clock.
+
+    The faults of a clock hold for the whole run, whatever time they name, since a clock has one offset and one drift.
+    """
     mine = [fault for fault in faults if fault.place in ("*", host)]
     return HostClock(
         round(sum(fault.size for fault in mine if fault.name == "clock_offset") * 1e9),
@@ -48,17 +57,18 @@ def clock(host: str, faults: Sequence[Fault], started_unix_ns: int = STARTED_UNI
 
 
 def clocks(scenario: Scenario, faults: Sequence[Fault], started_unix_ns: int = STARTED_UNIX_NS) -> dict[str, HostClock]:
-    """Every host's, by its name."""
+    """Build every host's clock, by the host's name."""
     return {host: clock(host, faults, started_unix_ns) for host in scenario.hosts().of(FaultPlace.HOST)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyObservation:
-    """An inline proxy in front of ``host``. Wall times of the host's clock; durations in ns of its monotonic clock.
+    """The record of an inline proxy in front of ``host``.
 
+    Wall times are the host's clock's; durations are ns of its monotonic clock.
     ``first_token_ns``: from arrival to the first chunk with a token; None where the response is not streamed (P), or has none.
-    ``end_ns`` is None where the request was still open when the run was over. Tokens are the response's usage; only P says how
-    many it found in its cache.
+    ``end_ns``: None where the request was still open when the run was over.
+    Token counts are the response's usage; only P says how many it found in its cache.
     """
 
     host: str
@@ -73,14 +83,15 @@ class ProxyObservation:
     completion_tokens: int | None
     cached_tokens: int | None
     reported_ns: int | None
-    held_ns: tuple[tuple[int, int], ...] = ()  # from arrival: nothing was read, since the client took nothing
+    held_ns: tuple[tuple[int, int], ...] = ()  # from arrival: the proxy read nothing, since the client took nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineObservation:
-    """vLLM's ``llm_request`` span, which holds durations and two wall times. Its queue time at D contains the whole KV wait.
+    """vLLM's ``llm_request`` span, which holds durations and two wall times.
 
-    Of a request that was never scheduled it says what vLLM does: a queue time of minus the machine's uptime, as measured on 0.32.
+    Its queue time at D contains the whole KV wait.
+    For a request that was never scheduled the queue time is minus the machine's uptime, as measured on vLLM 0.32.
     """
 
     host: str
@@ -98,7 +109,10 @@ class EngineObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterObservation:
-    """One span of a router: ``leg`` is ``server``, or the engine that it called: ``prefill``, ``decode`` at host ``peer``."""
+    """One span of a router.
+
+    ``leg``: ``server`` for the router's own request, else ``prefill`` or ``decode`` for the call to the engine at host ``peer``.
+    """
 
     host: str
     request_id: str
@@ -115,9 +129,10 @@ Observation = ProxyObservation | EngineObservation | RouterObservation
 def observe(
     scenario: Scenario, flight: Flight, faults: Sequence[Fault], by_host: Mapping[str, HostClock] | None = None
 ) -> list[Observation]:
-    """All that was said of one request; a request that hangs is not said of by engines and routers that had not finished it.
+    """Make all records of one request.
 
-    ``by_host``: the ``clocks`` of the run, where many requests are asked about.
+    For a request that hangs, engines and routers that had not finished it have no record.
+    ``by_host``: the ``clocks`` of the run; pass it when you call this for many requests.
     """
     here = clocks(scenario, faults) if by_host is None else by_host
     plan = flight.plan
@@ -132,7 +147,7 @@ def observe(
 
 
 def _router(scenario: Scenario, flight: Flight, here: HostClock) -> list[Observation]:
-    """Its own request, and one call an engine; each once it has ended."""
+    """Make the router's spans: its own request and each engine call, once ended."""
 
     def took(hop: Hop) -> int:
         return hop_ns(scenario, flight.seed, flight.plan.index, hop)
@@ -144,7 +159,7 @@ def _router(scenario: Scenario, flight: Flight, here: HostClock) -> list[Observa
     legs = [("server", "", arrival, ends)]
     if plan.prefill_host == plan.decode_host:
         legs.append(("decode", plan.decode_host, sent, ends))
-    elif flight.prefill_arrival_ns is not None:  # calls that were answered with an error are not told apart
+    elif flight.prefill_arrival_ns is not None:  # calls that got an error have no spans of their own
         answered = flight.prefill_done_ns + took(Hop.P_ROUTER) if flight.prefill_done_ns is not None else None
         legs.append(("prefill", plan.prefill_host, sent, answered))
         if answered is not None:
@@ -169,12 +184,15 @@ def _edge(flight: Flight, here: HostClock) -> ProxyObservation:
     proxy_observation = _proxy("edge", flight, here, arrival, flight.edge_first_ns, flight.end_ns, answers=True)
     if flight.client_stands_ns:
         proxy_observation = _to_a_slow_client(proxy_observation, flight, here, arrival)
-    refused = flight.failed and flight.prefill_arrival_ns is None  # by every P that was tried: the router passes the error on
+    refused = flight.failed and flight.prefill_arrival_ns is None  # from every P that was tried: the router passes the error on
     return replace(proxy_observation, status=500, error=False) if refused else proxy_observation
 
 
 def _to_a_slow_client(proxy_observation: ProxyObservation, flight: Flight, here: HostClock, arrival: int) -> ProxyObservation:
-    """What was read, and when: later than it came where nothing more fitted into the buffer."""
+    """Apply a slow client's buffering to a proxy's record.
+
+    Tokens are read later than they came while nothing more fits into the buffer.
+    """
     seen = delivered(flight.edge_first_ns, flight.gaps_ns, flight.client_stands_ns)
     ends = max(flight.end_ns or 0, *(moment[1] for moment in (seen.held_ns, seen.paused_ns) if moment is not None))
     return replace(
@@ -189,7 +207,7 @@ def _to_a_slow_client(proxy_observation: ProxyObservation, flight: Flight, here:
 
 
 def _abandoned(attempt: Attempt, request_id: str, here: HostClock) -> ProxyObservation:
-    """A prompt that P answered with an error."""
+    """Make the record of a prompt that P answered with an error."""
     return ProxyObservation(
         host=attempt.host,
         request_id=request_id,

@@ -1,7 +1,8 @@
-"""What samplers of GPUs beside the engines of a virtual fleet would have seen: how busy the GPU was, and with what.
+"""The samples of GPU activity that samplers beside virtual engines would take.
 
-By the hosts' own clocks, and from what each step did: a prompt's matrices keep the tensor pipes busy, reading weights and KV the
-memory. ``SHARES`` are a simplification of our own, of the size that dense models show on Hopper: good for telling a prefill from
+Times are by the hosts' own clocks. The activity comes from the work of each step: a prompt's matrices keep the tensor pipes busy,
+reading weights and KV keeps the memory busy.
+``SHARES`` are a simplification of our own, of the size that dense models show on Hopper. They are good for telling a prefill from
 a decode, and for nothing else.
 """
 
@@ -16,18 +17,18 @@ from handrail_sim.emulator.scenario import Scenario
 
 EVERY_NS = 100_000_000
 SHARES = {
-    "weights": (0.12, 0.72),  # read once a step
+    "weights": (0.12, 0.72),  # weights, read once a step
     "requests": (0.15, 0.30),
-    "context": (0.04, 0.85),  # KV that is attended to
+    "context": (0.04, 0.85),  # KV to which tokens attend
     "prompt": (0.78, 0.25),
     "pairs": (0.55, 0.15),  # attention within a prompt
 }
-"""Of each part of a step's time: how busy the tensor pipes and the memory interface are."""
+"""Share of busy tensor pipes and memory interface, for each part of a step's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worked:
-    """One step of an engine, true times."""
+    """One step of an engine, in true times."""
 
     begin_ns: int
     end_ns: int
@@ -36,7 +37,10 @@ class Worked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuObservation:
-    """Of the time since the sample before it, shares of 1. ``reported_ns``: true time."""
+    """One sample: shares of 1 of the time since the sample before it.
+
+    ``reported_ns``: true time.
+    """
 
     host: str
     busy: float
@@ -49,7 +53,10 @@ class GpuObservation:
 def observe_devices(
     scenario: Scenario, worked: Mapping[str, Sequence[Worked]], clocks: Mapping[str, HostClock], over_ns: int
 ) -> Iterator[GpuObservation]:
-    """Ten times a second until the run is over, host by host; ``worked``: the steps of each, in order."""
+    """Sample ten times a second until the run is over, host by host.
+
+    ``worked``: the steps of each host, in order.
+    """
     for host, steps in worked.items():
         first = 0
         for at_ns in range(EVERY_NS, over_ns + EVERY_NS, EVERY_NS):
@@ -75,7 +82,10 @@ def observe_devices(
 
 
 def activity(scenario: Scenario, batch: ForwardPass) -> tuple[float, float]:
-    """Shares of tensor pipes and memory over one step, by what each part of it takes."""
+    """Return the shares of tensor pipes and memory over one step.
+
+    Each part of the step counts by its duration.
+    """
     parts = {
         "weights": float(scenario.step_ns),
         "requests": float(batch.decoding * scenario.decode_request_ns),

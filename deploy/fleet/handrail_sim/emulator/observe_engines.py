@@ -1,7 +1,7 @@
-"""What plugins and GPU samplers beside the engines of a virtual fleet would have said of no single request.
+"""The engine records of a virtual fleet that belong to no single request.
 
-Each step, a thread that woke late because its process stood still, and the GPU's clock ten times a second. By the hosts' own
-clocks, and nothing that cannot be seen there.
+They are each step, each thread that woke late because its process was paused, and the GPU's clock ten times a second.
+All are by the hosts' own clocks, and contain nothing that a real host cannot see.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class StepObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseObservation:
-    """A thread of the engine's process was to wake at ``due_ns`` and did at ``woke_ns``."""
+    """A late wake-up of a thread in the engine's process.
+
+    It was due at ``due_ns`` and happened at ``woke_ns``.
+    """
 
     host: str
     due_ns: int
@@ -56,7 +59,7 @@ EngineMoment = StepObservation | PauseObservation | ClockObservation
 
 
 def steps(ran: Mapping[str, Sequence[tuple[int, StepEnded]]], clocks: Mapping[str, HostClock]) -> Iterator[StepObservation]:
-    """Every step, host by host; ``ran``: by the end of each."""
+    """Yield every step, host by host. ``ran``: steps by their end."""
     for host, ended in ran.items():
         shown = clocks[host].elapsed_ns
         for at_ns, step in ended:
@@ -77,7 +80,7 @@ def steps(ran: Mapping[str, Sequence[tuple[int, StepEnded]]], clocks: Mapping[st
 def pauses(
     hindered: Mapping[str, Mapping[str, Sequence[Hindrance]]], clocks: Mapping[str, HostClock], over_ns: int
 ) -> Iterator[PauseObservation]:
-    """The wake-ups that came late."""
+    """Yield the wake-ups that came late."""
     for host, by in hindered.items():
         shown = clocks[host].elapsed_ns
         for due, woke in late_wakes(by.get("host_pause", ()), 0, over_ns):
@@ -87,7 +90,10 @@ def pauses(
 def gpu_clocks(
     hindered: Mapping[str, Mapping[str, Sequence[Hindrance]]], clocks: Mapping[str, HostClock], over_ns: int
 ) -> Iterator[ClockObservation]:
-    """Every sample of every host that has a sampler: all of a run in which one is throttled."""
+    """Yield the GPU clock samples of every host that has a sampler.
+
+    A host has a sampler in a run in which a GPU is throttled.
+    """
     if not any("gpu_throttled" in by for by in hindered.values()):
         return
     for host, by in hindered.items():

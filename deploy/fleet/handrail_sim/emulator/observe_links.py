@@ -1,6 +1,7 @@
-"""What the kernels of a virtual fleet's hosts would have counted of their ports and interfaces, and what UCX would have logged.
+"""The device counters and UCX log lines of a virtual fleet's hosts.
 
-By the hosts' own clocks. A device knows no request: only bytes, those of hand-offs among whatever else a host sends.
+Kernels count the bytes of ports and interfaces. Times are by the hosts' own clocks.
+A device knows no request, only bytes: those of hand-offs among everything else that a host sends.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from handrail_sim.emulator.truth import FetchTruth
 
 EVERY_NS = 1_000_000_000
 NIC, PORT = "eth0", "mlx5_0/1"
-NIC_BYTES_PER_S = 3.125e9  # 25 Gb/s, of the interface that is there beside RDMA
+NIC_BYTES_PER_S = 3.125e9  # 25 Gb/s, of the interface beside RDMA
 TCP_HEADERS, RDMA_HEADERS = 1.04, 1.01  # bytes on the wire for one of KV: packets of 1500 bytes, and of 4096
 HUM_BYTES_PER_S = 60_000.0  # requests, answers, health checks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceObservation:
-    """One device at one instant. ``line_bytes_per_s``: what it can carry in one direction."""
+    """The counters of one device at one instant.
+
+    ``line_bytes_per_s``: the line rate in one direction.
+    """
 
     host: str
     device: str
@@ -34,14 +38,16 @@ class DeviceObservation:
     sent_bytes: int
     received_bytes: int
     at_unix_ns: int
-    started_unix_ns: int  # since when it counts
+    started_unix_ns: int  # when its counters began
     reported_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneObservation:
-    """A line of UCX at the engine that reads: the lane and device of its remote reads. ``gpu_get``: whether it reads from GPUs of
-    its own host over ``cuda_ipc``."""
+    """UCX's log line at the reading engine: lane and device of its remote reads.
+
+    ``gpu_get``: whether it reads from GPUs of its own host over ``cuda_ipc``.
+    """
 
     host: str
     lane: str
@@ -56,7 +62,7 @@ LinkObservation = DeviceObservation | LaneObservation
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """KV on the wire, true times."""
+    """KV on the wire, in true times."""
 
     prefill: str
     decode: str
@@ -75,7 +81,10 @@ def observe_links(
     *,
     seed: int,
 ) -> Iterator[LinkObservation]:
-    """All that the hosts of P and D say until the run is over; nothing of a collocated fleet, which hands nothing over."""
+    """Yield all device and UCX records of P and D until the run is over.
+
+    A collocated fleet has none, since it hands nothing over.
+    """
     hosts = scenario.hosts()
     if hosts.collocated:
         return
@@ -106,7 +115,10 @@ def observe_links(
 
 
 def _on_the_wire(scenario: Scenario, flights: Sequence[Flight], faults: Sequence[Fault]) -> list[_Moved]:
-    """Served in turn, one moves when the one before it is through."""
+    """Find when the KV of each hand-off is on the wire.
+
+    On a link that serves in turn, a transfer moves only when the one before it is through.
+    """
     active, through, found = Active(faults), dict[tuple[str, str], int](), []
     for flight in sorted(flights, key=lambda flight: flight.loaded_ns or 0):
         began, ended, plan = flight.contact_ns, flight.loaded_ns, flight.plan
@@ -123,7 +135,7 @@ def _on_the_wire(scenario: Scenario, flights: Sequence[Flight], faults: Sequence
 
 
 class _Counter:
-    """Bytes of one direction of one device over time, asked for at rising times."""
+    """Bytes of one direction of one device, read at rising times."""
 
     def __init__(self, moved: Sequence[_Moved], rdma: bool) -> None:
         self._moved = sorted(moved, key=lambda one: one.end_ns)
@@ -136,7 +148,7 @@ class _Counter:
     def at(self, at_ns: int) -> float:
         place = bisect_right(self._ends, at_ns)
         whole = self._before[place]
-        for one in self._moved[place : place + 256]:  # those under way; more than that are never
+        for one in self._moved[place : place + 256]:  # transfers under way; the number never grows beyond them
             if one.begin_ns < at_ns:
                 whole += int(one.size * (at_ns - one.begin_ns) / (one.end_ns - one.begin_ns))
         return whole * self._headers

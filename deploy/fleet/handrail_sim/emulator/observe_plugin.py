@@ -1,6 +1,7 @@
-"""What a plugin inside the engines of a virtual fleet would have said of a request: each engine's times, the load, the kept KV.
+"""The request records of a plugin inside the engines of a virtual fleet.
 
-By the hosts' own clocks, and nothing that an engine does not know: no fault, no phase, not what the other side did.
+They are each engine's times, D's load and the KV that P keeps.
+All are by the hosts' own clocks and contain only what an engine knows: no fault, no phase, nothing of the other side.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ FAILURES: Mapping[FetchTruth, tuple[str, str]] = {
     FetchTruth.RECOMPUTED: ("transfer_failed", "recomputed"),
     FetchTruth.EXPIRED: ("lease_expired", "recomputed"),
 }
-"""What an engine calls the failure, and what its policy did."""
+"""The engine's name of each failure, and what its policy did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimesObservation:
-    """One request inside one engine. Offsets from ``queued_unix_ns``; None for what has not happened by the end of the run."""
+    """The times of one request inside one engine.
+
+    Offsets are from ``queued_unix_ns``; None: has not happened by the end of the run.
+    """
 
     host: str
     request_id: str
@@ -31,7 +35,7 @@ class TimesObservation:
     scheduled_ns: int | None
     first_token_ns: int | None
     finished_ns: int | None
-    seen_ns: int | None  # only of one that is still there
+    seen_ns: int | None  # only for a request that is still there
     failed: bool
     preemptions: int
     preempted_ns: tuple[int, ...]  # from, to, from, to ...
@@ -42,7 +46,10 @@ class TimesObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadObservation:
-    """D's load. Offsets from ``known_unix_ns``. ``contact_ns``: from when to when it made contact; None: it knew the peer."""
+    """D's load of one request's KV, as offsets from ``known_unix_ns``.
+
+    ``contact_ns``: from when to when D made contact; None: it knew the peer.
+    """
 
     host: str
     peer: str
@@ -63,7 +70,10 @@ class LoadObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptObservation:
-    """P's KV. Offsets from ``published_unix_ns``. Read is when P, which looks once a step, has heard that it was."""
+    """The KV that P keeps for one request, as offsets from ``published_unix_ns``.
+
+    ``read_ns``: when P knows that D has read it; P looks for that once a step.
+    """
 
     host: str
     request_id: str
@@ -81,7 +91,10 @@ PluginObservation = TimesObservation | LoadObservation | KeptObservation
 
 
 def observe_plugin(scenario: Scenario, flight: Flight, clocks: Mapping[str, HostClock], over_ns: int) -> list[PluginObservation]:
-    """All of one request; ``over_ns`` is when the run is over, and what is open then is told as it stands."""
+    """Make all plugin records of one request.
+
+    ``over_ns``: when the run is over. What is open then is recorded as it is at that time.
+    """
     plan = flight.plan
     split = plan.prefill_host != plan.decode_host
     statement: list[PluginObservation] = []

@@ -1,6 +1,6 @@
-"""The bodies that vLLM 0.32's OpenAI-compatible server reads and writes. Shapes from recordings of it (tests/data/recordings).
+"""The request and response bodies of vLLM 0.32's OpenAI-compatible server.
 
-Pure: a request body in, an ``Ask`` out; tokens in, JSON out.
+Shapes are from recordings of it (tests/data/recordings). Pure functions: a request body in, an ``Ask`` out; tokens in, JSON out.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from handrail_sim.emulator.text import prefix_blocks, tokenize
 
 Json = dict[str, Any]
 
-MAX_CHOICES = 64  # prompts x n of one request
-_TEMPLATE_TOKENS = 4  # what a chat template adds to each message
+MAX_CHOICES = 64  # prompts times n of one request
+_TEMPLATE_TOKENS = 4  # tokens that a chat template adds to each message
 
 
 class InvalidRequestError(ValueError):
-    """Answered with ``status`` and vLLM's error body."""
+    """The request is invalid: answer with ``status`` and vLLM's error body."""
 
     def __init__(self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None) -> None:
         super().__init__(message)
@@ -30,7 +30,10 @@ class InvalidRequestError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``text`` is only what answers are drawn from; token-id prompts become their decimal numbers."""
+    """One prompt.
+
+    ``text`` only serves to draw answers. A prompt of token ids becomes their decimal numbers.
+    """
 
     text: str
     tokens: int
@@ -39,7 +42,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One completion or chat request. ``kv`` is its ``kv_transfer_params`` as sent."""
+    """One completion or chat request. ``kv``: its ``kv_transfer_params`` as sent."""
 
     chat: bool
     prompts: tuple[Prompt, ...]
@@ -56,7 +59,7 @@ class Ask:
 
 
 def parse(chat: bool, body: object, *, served: str, max_model_len: int) -> Ask:
-    """Raises ``BadRequestError`` with vLLM's wording."""
+    """Parse a request body. Raises ``BadRequestError`` with vLLM's wording."""
     if not isinstance(body, dict):
         raise InvalidRequestError(
             "[{'type': 'model_attributes_type', 'loc': ('body',), 'msg': 'Input should be a valid dictionary'}]"
@@ -190,7 +193,7 @@ ERROR_EVENT = b"data: " + json.dumps(INTERNAL_ERROR).encode() + b"\n\n"
 
 @dataclass(frozen=True, slots=True)
 class ResponseFrame:
-    """What all events and bodies of one response share."""
+    """The fields that all events and bodies of one response share."""
 
     chat: bool
     id: str  # cmpl-... or chatcmpl-...
@@ -203,12 +206,15 @@ class ResponseFrame:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
 
     def role_event(self, index: int) -> Json:
-        """What a chat stream sends before the first token."""
+        """Build the event that a chat stream sends before the first token."""
         choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         return {**self._event([choice]), "prompt_token_ids": None, "prompt_text": None}
 
     def token_event(self, index: int, text: str, finish: str | None, counts: Json | None, *, final: bool) -> Json:
-        """``counts``: usage so far, where it was asked for with every event. ``final``: no usage event will follow."""
+        """Build the event of new tokens.
+
+        ``counts``: usage so far, where the request asked for it with every event. ``final``: no usage event will follow.
+        """
         if self.chat:
             choice: Json = {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": finish}
             if finish:
@@ -228,7 +234,10 @@ class ResponseFrame:
         return {**self._event([]), "usage": counts, "system_fingerprint": self.fingerprint}
 
     def whole(self, texts: list[tuple[str, str]], counts: Json, kv: Json | None) -> Json:
-        """A response that is not streamed; ``texts`` are (text, finish reason) by choice index."""
+        """Build a response that is not streamed.
+
+        ``texts``: (text, finish reason) by choice index.
+        """
         choices: list[Json] = []
         for index, (text, finish) in enumerate(texts):
             choice: Json = {"index": index}

@@ -1,4 +1,7 @@
-"""What happens in an emulated engine, in the words of Handrail's plugin (``handrail.plugin.events``); ``voice`` carries them."""
+"""The events of an emulated engine in the form of Handrail's plugin.
+
+The form is that of ``handrail.plugin.events``; a ``Voice`` sends them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ _CONTACT_TAKES_NS = 1_000_000  # less is no first contact: the peer was known
 
 
 class Spoken:
-    """One engine's. Without ``path`` every call does nothing. ``pauses``: those of its process."""
+    """The plugin events of one engine. Without ``path`` every call does nothing.
+
+    ``pauses``: the pauses of its process.
+    """
 
     def __init__(
         self,
@@ -46,7 +52,7 @@ class Spoken:
         self._core = core
         self._pauses = pauses
         self._watched_ns = time.monotonic_ns()
-        self._sent: set[str] = set()  # those whose scheduling has been said
+        self._sent: set[str] = set()  # requests whose scheduling is already reported
         self._lines: logging.Handler | None = None
         self._voice: Voice | None = None
         if path is not None:
@@ -82,7 +88,10 @@ class Spoken:
             self._voice.say(name, *fields, at_ns=at_ns)
 
     def paused(self, now_ns: int) -> None:
-        """Say of the pauses that are over by now, and were not before, what a thread of the process saw: no kernel tells why."""
+        """Report the late wake-ups of pauses that ended since the last call.
+
+        They are those of a thread of the process: no kernel says why.
+        """
         for due_ns, woke_ns in late_wakes(self._pauses, self._watched_ns, now_ns):
             self._say("paused", due_ns, "held", WATCH_NS, at_ns=woke_ns)
         self._watched_ns = now_ns
@@ -90,7 +99,10 @@ class Spoken:
     # --- requests -------------------------------------------------------------------------------------------------------
 
     def queued(self, job: EngineJob, at_ns: int, arrival_unix_ns: int, kv: Mapping[str, Any], traceparent: str | None) -> None:
-        """``kv``: the hand-off parameters that came with it."""
+        """Report that a request is queued.
+
+        ``kv``: the hand-off parameters that came with it.
+        """
         self._say("queued", job.id, arrival_unix_ns, job.prompt_tokens, traceparent, at_ns=at_ns)
         if job.load:
             peer = (_text(kv, "remote_engine_id"), _text(kv, "remote_request_id"), _text(kv, "remote_host"))
@@ -123,7 +135,10 @@ class Spoken:
         self._say("step", step.begin_ns, *ran, load.running, load.waiting, step.landed, step.resumed_tokens)
 
     def _scheduled(self, request_id: str, at_ns: int | None) -> None:
-        """Said once it is known to have happened, the first time: the core tells of it later."""
+        """Report the first scheduling of a request once it is known.
+
+        The core makes it known only later.
+        """
         if at_ns is not None and request_id not in self._sent:
             self._sent.add(request_id)
             self._say("scheduled", request_id, None, None, at_ns=at_ns)
@@ -131,14 +146,17 @@ class Spoken:
     # --- KV that it reads -----------------------------------------------------------------------------------------------
 
     def load(self, load: LoadStarts, kv_bytes: int, tokens: int) -> None:
-        """``tokens``: those that are not here already."""
+        """Report a load that starts. ``tokens``: the tokens whose KV is not here yet."""
         wanted = (load.tokens, load.tokens - tokens, blocks_for(tokens), kv_bytes, True)
         self._say("kv_wanted", load.id, _CONNECTOR, self._engine_id, *wanted)
         self._say("kv_load", load.id, _RANK)
 
     @contextlib.contextmanager
     def contact(self, peer_engine_id: str) -> Iterator[None]:
-        """While this may be making first contact. Told at its end, and only where it took time."""
+        """Report a first contact that may happen inside this context.
+
+        The report is made at its end, and only where it took time.
+        """
         begin_ns = time.monotonic_ns()
         ok = False
         try:
@@ -159,7 +177,10 @@ class Spoken:
         self._say("kv_failure", request_id, _RANK, kind, "NIXL_ERR_REMOTE_DISCONNECT", peer_engine_id)
 
     def loaded(self, request_id: str, *, ok: bool, noticed_ns: int) -> None:
-        """The worker is done with it, and the scheduler sees that at ``noticed_ns``."""
+        """Report that the worker is done with a load.
+
+        The scheduler sees it at ``noticed_ns``.
+        """
         self._say("kv_loaded", request_id, _RANK, not ok, 0)
         self._say("kv_noticed", request_id, not ok, at_ns=noticed_ns)
 

@@ -1,7 +1,8 @@
-"""What Handrail's plugin would say in an engine, said by the emulated one: JSON datagrams to the socket of ``HANDRAIL_SOCKET``.
+"""Send an emulated engine's plugin events to the socket of ``HANDRAIL_SOCKET``.
 
-The form is that of ``handrail.plugin.events``, written a second time, since the emulator must not share code with what it tests;
-tests compare the two. Without the variable nothing is said. Never waits: what the socket does not take is counted as lost.
+They are JSON datagrams in the form of ``handrail.plugin.events``. The form is written a second time here, since the emulator must
+not share code with what it tests; tests compare the two.
+Without the variable nothing is sent. The sender never waits: what the socket does not take is counted as lost.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from typing import Any
 SOCKET_ENV = "HANDRAIL_SOCKET"
 FLUSH_S = 0.05
 ALIVE_EVERY_S = 1.0
-_MOST_BYTES = 24 * 1024  # of events in one datagram; the form allows 32 KiB in all
-_MOST_WAITING = 20_000  # events; the oldest go first
+_MOST_BYTES = 24 * 1024  # bytes of events in one datagram; the form allows 32 KiB in all
+_MOST_WAITING = 20_000  # events; the oldest are dropped first
 
 Facts = Mapping[str, str | int | bool]
 
 
 class Voice:
-    """Says what one engine process does. ``facts``: what it is. ``unfinished``: how many requests it has to do.
+    """The sender of one engine process's events.
 
-    ``watch``: called with the monotonic time each time before what there is is sent, to say what has happened since.
+    ``facts``: what the process is. ``unfinished``: returns how many requests it has to do.
+    ``watch``: called with the monotonic time before each send, to report what has happened since the last one.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Voice:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Say that it ends, and end."""
+        """Report the end of the process, then stop."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -59,14 +61,17 @@ class Voice:
         self.end()
 
     def end(self) -> None:
-        """Send what there is, and let go of the socket."""
+        """Send what is left, and close the socket."""
         self._flush()
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def say(self, name: str, *fields: Any, at_ns: int | None = None) -> None:
-        """One event; ``fields`` in the order of the form. ``at_ns``: monotonic; None is now."""
+        """Queue one event.
+
+        ``fields`` are in the order of the form. ``at_ns``: monotonic; None is now.
+        """
         if len(self._events) >= _MOST_WAITING:
             del self._events[0]
             self.lost += 1
@@ -101,7 +106,10 @@ class Voice:
             waiting = waiting[taken:]
 
     def _send(self, datagram: bytes) -> bool:
-        """The path is looked up each time: the sidecar may not be there yet, or anew."""
+        """Send one datagram.
+
+        The path is looked up each time, since the sidecar may not be there yet or may have restarted.
+        """
         if self._socket is None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.setblocking(False)
@@ -113,7 +121,10 @@ class Voice:
 
 
 class SaidLines(logging.Handler):
-    """The engine's own warnings, as the plugin's handler of the ``vllm`` logger sends them."""
+    """A log handler that sends the engine's own warnings.
+
+    The plugin has the same handler on the ``vllm`` logger.
+    """
 
     def __init__(self, voice: Voice) -> None:
         super().__init__(logging.WARNING)
@@ -124,6 +135,6 @@ class SaidLines(logging.Handler):
 
 
 def voice_path() -> Path | None:
-    """Where the sidecar listens, as the engine's environment says it."""
+    """Return where the sidecar listens, from the engine's environment."""
     given = os.environ.get(SOCKET_ENV)
     return Path(given) if given else None

@@ -1,7 +1,8 @@
-"""The prefix cache of one engine: which leading blocks of a prompt it has computed or loaded before. No clock, no I/O.
+"""The prefix cache of one engine: the leading prompt blocks that it holds.
 
-Blocks are the 512-token ones that Mooncake's traces name; the least recently used goes first. That cached blocks take room in the
-engine's pool is not modelled: vLLM frees them before it would refuse a request.
+It holds blocks that the engine has computed or loaded before. No clock, no I/O.
+Blocks are the 512-token ones of Mooncake's traces. The least recently used block is dropped first.
+The room that cached blocks take in the engine's pool is not modelled, since vLLM frees them before it would refuse a request.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ class PrefixCache:
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def match(self, blocks: Sequence[int], prompt_tokens: int) -> int:
-        """Leading tokens that need not be computed: at most all but one, for the last one is sampled from."""
+        """Return how many leading tokens need not be computed.
+
+        At most all but one, since the engine samples from the last one.
+        """
         hits = 0
         for block in blocks:
             if block not in self._blocks:

@@ -1,4 +1,4 @@
-"""A latency profile: how long one deployment's steps take.
+"""A latency profile: how long the steps of one deployment take.
 
 Format and bundled files: llm-d-inference-sim, ``manifests/latency-profiles`` (``profiles/NOTICE.md``). Two calculators:
 ``constant`` (a fixed time to first token and hand-off) and ``per-token`` (both grow with the prompt). Our own keys have defaults.
@@ -22,12 +22,18 @@ CALCULATORS = ("constant", "per-token")
 
 
 class ProfileError(ValueError):
-    """The profile cannot be used; the message names the file, the key and what is valid."""
+    """The profile cannot be used.
+
+    The message names the file, the key and what is valid.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Means and standard deviations in ns. Of the two calculators' fields, those of the other one are 0."""
+    """Means and standard deviations of one deployment's latencies, in ns.
+
+    A field that only the other calculator uses is 0.
+    """
 
     name: str
     model: str
@@ -43,20 +49,26 @@ class Profile:
     transfer_ns: int = 0
     transfer_per_token_ns: int = 0
     transfer_sd_ns: int = 0
-    load_factor: float = 1.0  # how much longer a step takes with a full batch
+    load_factor: float = 1.0  # how many times as long a step takes with a full batch
     handshake_ns: int = 27_000_000  # first contact of a pair: measured on vLLM 0.32 with NIXL over loopback
     kv_bytes_per_token: int = 131_072  # an 8B Llama in bf16: 32 layers x 8 KV heads x 128 x 2 (K, V) x 2 bytes
 
     @property
     def link_bytes_per_s(self) -> float:
-        """What its hand-off times come to; a fixed time is taken as that of 1,000 tokens. 0 where a hand-off takes no time."""
+        """Return the rate that the profile's hand-off times imply.
+
+        A fixed time counts as the time of 1,000 tokens. Returns 0 where a hand-off takes no time.
+        """
         if self.calculator == "constant":
             return 1000 * self.kv_bytes_per_token / self.transfer_ns * 1e9 if self.transfer_ns else 0.0
         return self.kv_bytes_per_token / self.transfer_per_token_ns * 1e9 if self.transfer_per_token_ns else 0.0
 
 
 def duration_ns(text: str) -> int:
-    """``12ms``, ``250us``, ``1m30s`` (Go's notation) in nanoseconds; ``0`` needs no unit. Raises ``ValueError``."""
+    """Parse a duration in Go's notation into ns: ``12ms``, ``250us``, ``1m30s``.
+
+    ``0`` needs no unit. Raises ``ValueError``.
+    """
     if text == "0":
         return 0
     parts = _PART.findall(text)
@@ -83,7 +95,10 @@ _OTHERS = ("port", "model", "mode", "max-num-seqs", "latency-calculator", "time-
 
 
 def parse(name: str, content: Mapping[str, object]) -> Profile:
-    """The profile in ``content``. Raises ``ProfileError`` for an unknown key, a bad value or a missing one."""
+    """Build the profile in ``content``.
+
+    Raises ``ProfileError`` for an unknown key, a bad value or a missing one.
+    """
     unknown = sorted(set(content) - set(_DURATIONS) - set(_OTHERS))
     if unknown:
         raise ProfileError(f"{name}: unknown key {unknown[0]!r}; known: {', '.join(sorted([*_DURATIONS, *_OTHERS]))}")
@@ -117,7 +132,10 @@ def parse(name: str, content: Mapping[str, object]) -> Profile:
 
 
 def load(name: str) -> Profile:
-    """A bundled profile by its name, or a file by its path. Raises ``ProfileError``."""
+    """Load a bundled profile by its name, or a file by its path.
+
+    Raises ``ProfileError``.
+    """
     path = FOLDER / f"{name}.yaml"
     if not path.is_file():
         path = Path(name)
@@ -133,5 +151,5 @@ def load(name: str) -> Profile:
 
 
 def bundled() -> list[str]:
-    """Names of the profiles that come with the package."""
+    """List the names of the profiles that come with the package."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))

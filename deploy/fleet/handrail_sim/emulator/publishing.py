@@ -1,4 +1,7 @@
-"""P's side of the hand-off in real time: what the side channel asks of the blocks that P holds, and when they go."""
+"""P's side of the hand-off in real time: the blocks that P holds.
+
+It answers the side channel's questions on them, and frees them.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,13 @@ class KvPublisher:
         self._metrics = metrics
         self._driver = driver
         self._spoken = spoken
-        self._reading: set[str] = set()  # what D has begun to read
+        self._reading: set[str] = set()  # publications that D has begun to read
 
     def hold(self, request_id: str) -> None:
-        """These blocks have just been published: they stay until they are read or the lease or a fault ends that."""
+        """Hold blocks that were just published.
+
+        They stay until they are read, until their lease ends, or until a fault frees them.
+        """
         freed_ns = self._host.freed_after_ns()
         if freed_ns is not None:
             self._driver.at(freed_ns, partial(self._free, request_id))
@@ -41,7 +47,7 @@ class KvPublisher:
         )
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """One message of the side channel."""
+        """Answer one message of the side channel."""
         operation, request_id = message.get("op"), str(message.get("request_id"))
         if operation == "hello":
             return {"ok": True, "engine_id": self._engine_id, "host": self._host.name}

@@ -1,4 +1,4 @@
-"""How a process of the fleet starts, says where it listens, and stops."""
+"""Start, announce and stop a process of the fleet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from aiohttp import web
 
 
 def address(text: str) -> tuple[str, int]:
-    """``127.0.0.1:0`` as host and port. Raises ``ValueError`` (argparse shows it)."""
+    """Parse ``127.0.0.1:0`` into host and port.
+
+    Raises ``ValueError``, which argparse shows.
+    """
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"{text!r} is not HOST:PORT")
@@ -20,7 +23,10 @@ def address(text: str) -> tuple[str, int]:
 
 
 def write(path: Path, addresses: dict[str, str]) -> None:
-    """Tell whoever started us, atomically: the file is either absent or whole."""
+    """Write the addresses for the parent process.
+
+    The write is atomic: the file is either absent or complete.
+    """
     draft = path.with_name(path.name + ".tmp")
     draft.write_text(json.dumps({"pid": os.getpid(), "addresses": addresses}), encoding="utf-8")
     draft.replace(path)
@@ -29,13 +35,13 @@ def write(path: Path, addresses: dict[str, str]) -> None:
 async def serve(
     app: web.Application, listen: tuple[str, int], ready: Path | None, more: dict[str, str] | None = None, drain_s: float = 1.0
 ) -> None:
-    """Serve ``app`` until SIGTERM or SIGINT, then give running requests ``drain_s``. A client that leaves cancels its handler.
+    """Serve ``app`` until SIGTERM or SIGINT, then give running requests ``drain_s``.
 
-    ``more``: further addresses for the ready file; filled in by the app's start-up.
+    A client that leaves cancels its handler. ``more``: further addresses for the ready file; the app's start-up fills them in.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):  # before anybody is told that it is ready: he may end it at once
+    for number in (signal.SIGTERM, signal.SIGINT):  # set before the ready file exists: the parent may end this process at once
         loop.add_signal_handler(number, stop.set)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=drain_s)
     await runner.setup()

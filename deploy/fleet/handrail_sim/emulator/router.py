@@ -1,8 +1,10 @@
-"""A two-step prefill/decode router: the prompt to P for one token and the keys of its KV, then the request to D with those keys.
+"""A two-step prefill/decode router: the prompt to P, then the request to D.
 
-Behaviour of vLLM's toy proxy and, with ``replace_ids``, of vllm-router 0.1.17 (MEASURED section 3): workers are addressed in the
-request id, the client's own id lives on in the response header only. It exports no telemetry, as both do by default, unless told
-where to. A prefill that ends in an error is tried again at the next host.
+P gets the prompt for one token and returns the keys of its KV. D gets the request with those keys.
+Behaviour of vLLM's toy proxy and, with ``replace_ids``, of vllm-router 0.1.17 (MEASURED section 3): the request id contains the
+workers' addresses, and only the response header keeps the client's own id.
+The router exports no telemetry unless it is configured to, as both do by default.
+A prefill that ends in an error is tried again at the next host.
 """
 
 from __future__ import annotations
@@ -49,9 +51,10 @@ HOST = "router"  # its name as a place of faults
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
-    """``prefill`` and ``decode`` are base URLs, taken in turn; a failed prefill is tried ``retries`` times elsewhere.
+    """Settings of the router.
 
-    ``began_unix_ns``: when the fleet began, which the times of faults and of the truth are relative to; None is now.
+    ``prefill`` and ``decode`` are base URLs, taken in turn. A failed prefill is tried ``retries`` times elsewhere.
+    ``began_unix_ns``: when the fleet began; None is now. The times of faults and of the truth are relative to it.
     """
 
     listen: tuple[str, int]
@@ -60,7 +63,7 @@ class RouterSettings:
     policy: str = "round_robin"
     drop_traceparent: str | None = None
     replace_ids: bool = False
-    think_s: float = 0.0  # spent on deciding, before anything is forwarded
+    think_s: float = 0.0  # time to decide, before anything is forwarded
     retries: int = 0
     faults: tuple[Fault, ...] = ()
     began_unix_ns: int | None = None
@@ -87,7 +90,7 @@ class _Relay:
 
 
 def prefill_body(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The client's request as P gets it: one token, not streamed, KV to be kept."""
+    """Build P's request from the client's: one token, not streamed, KV to be kept."""
     changed = {key: value for key, value in body.items() if key not in ("stream_options", "min_tokens")}
     changed |= {"stream": False, "max_tokens": 1, "kv_transfer_params": _ASK_FOR_KV}
     if "max_completion_tokens" in changed:
@@ -96,13 +99,19 @@ def prefill_body(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def worker_id(prefill: str, decode: str, unique: str) -> str:
-    """vllm-router's id for both workers; ``prefill`` and ``decode`` are base URLs, ``unique`` 32 hex digits."""
+    """Build the request id that vllm-router uses for both workers.
+
+    ``prefill`` and ``decode`` are base URLs; ``unique`` is 32 hex digits.
+    """
     first, second = (url.split("://", 1)[-1].rstrip("/") for url in (prefill, decode))
     return f"___prefill_addr_{first}___decode_addr_{second}_{unique}"
 
 
 class Router:
-    """The relay. One client session for all workers; nothing is buffered but P's short answer and the client's body."""
+    """The relay, with one client session for all workers.
+
+    It buffers only P's short answer and the client's body.
+    """
 
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
@@ -134,7 +143,7 @@ class Router:
     async def _outputs(self, app: web.Application) -> AsyncIterator[None]:
         settings = self._settings
         if settings.otlp_endpoint is not None:
-            from handrail_sim.emulator import router_spans, spans  # the SDK, which a router without a trace does not need
+            from handrail_sim.emulator import router_spans, spans  # imports the SDK, which a router without traces does not need
 
             exporter = spans.exporter(settings.otlp_endpoint, settings.otlp_protocol)
             self._spans = router_spans.RouterSpans(exporter, lambda: self._clock.unix_ns(time.time_ns()))
@@ -218,7 +227,7 @@ class Router:
         return refusal
 
     async def _prefilled(self, relay: _Relay, worker: str) -> dict[str, Any] | web.Response | None:
-        """The keys of P's KV, or what the client is to be told."""
+        """Return the keys of P's KV, or the response for the client."""
         settings = self._settings
         sent_id = worker_id(worker, relay.decode, uuid.uuid4().hex) if settings.replace_ids else relay.client_id
         relay.sent_ids.append(sent_id)
@@ -265,7 +274,10 @@ class Router:
 
 
 async def _pass_on(request: web.Request, answer: aiohttp.ClientResponse, echo: dict[str, str]) -> web.StreamResponse:
-    """D's response, byte for byte as it comes. A connection of D that breaks breaks the client's too."""
+    """Pass D's response on, byte for byte as it comes.
+
+    When D's connection breaks, the client's connection breaks too.
+    """
     response = web.StreamResponse(
         status=answer.status, headers={"Content-Type": answer.headers.get("Content-Type", "application/json"), **echo}
     )
@@ -288,5 +300,5 @@ def _unreachable(leg: str, error: Exception, echo: dict[str, str]) -> web.Respon
 
 
 async def run(settings: RouterSettings) -> None:
-    """Serve until a signal says stop."""
+    """Serve until a signal stops the process."""
     await ready.serve(Router(settings).app(), settings.listen, settings.ready_file)

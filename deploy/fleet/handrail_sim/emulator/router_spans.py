@@ -1,6 +1,7 @@
-"""vllm-router's own trace as measured on 0.1.17 with ``enable_trace``: one SERVER span a request and a CLIENT span a leg.
+"""vllm-router's own trace: one SERVER span a request and one CLIENT span a leg.
 
-The CLIENT spans are what the workers get as their parents. There they end seconds late; here when the leg does.
+It is as measured on 0.1.17 with ``enable_trace``. The workers get the CLIENT spans as their parents.
+The real CLIENT spans end seconds late; these end when the leg does.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _VERSION = "0.1.17"
 
 
 class RouterSpans:
-    """Makes and exports them. ``unix_ns``: the host's wall clock."""
+    """Makes and exports the spans. ``unix_ns``: the host's wall clock."""
 
     def __init__(self, spans: SpanExporter, unix_ns: Callable[[], int]) -> None:
         resource = Resource.create({"service.name": _SCOPE, "service.version": _VERSION})
@@ -31,12 +32,18 @@ class RouterSpans:
         self._unix_ns = unix_ns
 
     def request(self, headers: Mapping[str, str], path: str, request_id: str) -> Span:
-        """Begin the SERVER span. ``headers``: the client's, lower case; a valid ``traceparent`` is the parent."""
+        """Begin the SERVER span of a request.
+
+        ``headers``: the client's, lower case; a valid ``traceparent`` is the parent.
+        """
         own = {"http.request.method": "POST", "url.path": path, "http.route": path, "request_id": request_id}
         return self._start(SpanKind.SERVER, path, self._propagator.extract(dict(headers)), own)
 
     def leg(self, request: Span, phase: str, worker: str, path: str) -> tuple[Span, dict[str, str]]:
-        """Begin the CLIENT span of a call to ``worker`` (a base URL), and the headers that carry it there."""
+        """Begin the CLIENT span of a call to ``worker`` (a base URL).
+
+        Also returns the headers that carry the span there.
+        """
         address = urlsplit(worker)
         own = {"http.request.method": "POST", "url.full": worker + path, "http.route": path, "vllm.request_phase": phase}
         own |= {"server.address": address.hostname or "", "server.port": str(address.port or 80)}
@@ -46,13 +53,16 @@ class RouterSpans:
         return span, carried
 
     def end(self, span: Span, status: int | None) -> None:
-        """``status``: HTTP; None where there was no response. A string, as the real one's."""
+        """End a span.
+
+        ``status``: HTTP; None where there was no response. The attribute is a string, as in the real router.
+        """
         if status is not None:
             span.set_attribute("http.response.status_code", str(status))
         span.end(self._unix_ns())
 
     def close(self) -> None:
-        """Export what is left. Blocks for as long as the exporter takes."""
+        """Export what is left; blocks for as long as the exporter takes."""
         self._provider.shutdown()
 
     def _start(self, kind: SpanKind, path: str, context: Context, attributes: Mapping[str, str]) -> Span:

@@ -1,4 +1,7 @@
-"""Time in one process of a fleet over real sockets: true time since the fleet's start, and what the host's own clock shows."""
+"""Time in one process of a fleet over real sockets.
+
+It gives the true time since the fleet's start, and what the host's own clock shows.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from handrail_sim.emulator.observe import HostClock, clock
 
 @dataclass(frozen=True, slots=True)
 class RunClock:
-    """``began_ns`` is the fleet's start on this process's monotonic clock, ``shows`` its host's clock with its faults."""
+    """The clock of one process.
+
+    ``began_ns``: the fleet's start on this process's monotonic clock. ``shows``: its host's clock with its faults.
+    """
 
     began_unix_ns: int
     began_ns: int
@@ -20,13 +26,13 @@ class RunClock:
 
     @classmethod
     def of(cls, host: str, faults: Sequence[Fault], began_unix_ns: int | None) -> RunClock:
-        """``began_unix_ns``: None is now."""
+        """Build the clock; ``began_unix_ns``: None is now."""
         now_unix_ns, now_ns = time.time_ns(), time.monotonic_ns()
         began = now_unix_ns if began_unix_ns is None else began_unix_ns
         return cls(began, now_ns - (now_unix_ns - began), clock(host, faults))
 
     def active(self, faults: Sequence[Fault]) -> Active:
-        """The faults on the monotonic clock instead of the run's."""
+        """Return the faults with their times on the monotonic clock instead of the run's."""
         return Active(
             replace(
                 fault,
@@ -37,10 +43,10 @@ class RunClock:
         )
 
     def run_ns(self, monotonic_ns: int) -> int:
-        """True time since the fleet's start."""
+        """Return the true time since the fleet's start."""
         return monotonic_ns - self.began_ns
 
     def unix_ns(self, true_unix_ns: int) -> int:
-        """What the host's wall clock shows at that moment."""
+        """Return what the host's wall clock shows at that moment."""
         run_ns = true_unix_ns - self.began_unix_ns
         return true_unix_ns + self.shows.offset_ns + self.shows.elapsed_ns(run_ns) - run_ns

@@ -1,4 +1,4 @@
-"""A scenario: which hosts a virtual fleet has, what its steps and links cost, and what is asked of it. A YAML file.
+"""A scenario: a virtual fleet's hosts, their costs, and its load. A YAML file.
 
 Defaults are round figures for an 8B model in bf16 on one H100 a host, of the size of the ``8b-h100-balanced`` latency profile.
 """
@@ -22,63 +22,69 @@ LINK_TRANSPORTS = ("rdma", "tcp")
 
 
 class ScenarioError(ValueError):
-    """The scenario cannot be used; the message names it, the key and what is valid."""
+    """The scenario cannot be used.
+
+    The message names the scenario, the key and what is valid.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Keys of the file are these names with ``-`` for ``_``. A step costs ``step_ns`` and, on top, each part of what it does."""
+    """The settings of a virtual fleet.
+
+    Keys of the file are these names with ``-`` for ``_``. A step costs ``step_ns`` plus the cost of each part of its work.
+    """
 
     name: str = "scenario"
     layout: str = "split"
     model: str = "emulated-8b"
     prefill_hosts: int = 0
     decode_hosts: int = 1  # collocated: all hosts
-    # what is asked
+    # the load
     arrivals_per_s: float = 4.0  # Poisson
     prompt_tokens_min: int = 500
     prompt_tokens_max: int = 4000
     answer_tokens_min: int = 8
     answer_tokens_max: int = 48
-    prefix_groups: int = 0  # so many beginnings are shared by the prompts
-    prefix_tokens: int = 0  # each this long; a multiple of 512
-    turns: int = 1  # of a conversation; each prompt is the one before, its answer and something new
+    prefix_groups: int = 0  # how many beginnings the prompts share
+    prefix_tokens: int = 0  # tokens of each beginning; a multiple of 512
+    turns: int = 1  # of a conversation; each prompt is the one before, its answer and new tokens
     turn_gap_s: float = 30.0  # from one turn's arrival to the next one's
-    turn_tokens: int = 150  # what is new
+    turn_tokens: int = 150  # the new tokens
     kv_return: bool = False  # D sends the KV of its answer back to P
-    # an engine
+    # of each engine
     max_running: int = 64
     batch_tokens: int = 2048
     chunked_prefill: bool = True
     kv_blocks: int = 16_384
-    prefix_cache_blocks: int = 512  # of 512 tokens
+    prefix_cache_blocks: int = 512  # blocks of 512 tokens
     step_ns: int = 10_000_000
     decode_request_ns: int = 60_000
-    decode_context_ps: int = 400  # per token attended to
+    decode_context_ps: int = 400  # per token to which a request attends
     prefill_token_ns: int = 50_000
     prefill_pair_ps: int = 1000  # per prompt token and token before it: attention
-    noise_share: float = 0.03  # standard deviation of a step, of its length
+    noise_share: float = 0.03  # standard deviation of a step, as a share of its length
     admission_ns: int = 2_000_000
     respond_ns: int = 300_000
     load_post_token_ns: int = (
-        0  # what posting a fetch keeps D's thread busy, per token to fetch; a longer one delays its next step
+        0  # time for which posting a fetch keeps D's thread busy, per token to fetch; a longer one delays its next step
     )
-    # between them
+    # between P and D
     router_traces: bool = False  # the router exports its own spans
     hop_ns: int = 200_000  # edge to router, router to engine, and back; D to P
-    hop_spread_ns: int = 0  # a hop takes so much longer on average; exponential
+    hop_spread_ns: int = 0  # a hop takes this much longer on average; exponential
     router_ns: int = 500_000
     routing: str = "random"  # or round-robin: each host in turn
     prefill_retries: int = 1  # other hosts that the router tries when P answers with an error
     kv_bytes_per_token: int = 131_072
     link_bytes_per_s: float = 12.5e9
-    link_transport: str = "rdma"  # or tcp: what moves it, as counters and UCX's log show it
-    link_line_bytes_per_s: float = 0.0  # what the device can carry; 0: link_bytes_per_s
+    link_transport: str = "rdma"  # or tcp: the transport of KV, as counters and UCX's log show it
+    link_line_bytes_per_s: float = 0.0  # the device's line rate; 0: link_bytes_per_s
     link_order: str = "shared"  # transfers share the bandwidth evenly; or in-turn: one after the other
     handshake_ns: int = 27_000_000
 
     def faster(self, speed: float) -> Scenario:
-        """Steps, hand-offs and links ``speed`` times as fast; what is asked stays as it is."""
+        """Return steps, hand-offs and links ``speed`` times as fast, with the same load."""
         if speed == 1:
             return self
         changed: dict[str, Any] = {}
@@ -92,7 +98,7 @@ class Scenario:
 
     @property
     def line_bytes_per_s(self) -> float:
-        """The line rate of the device that the KV moves over."""
+        """Return the line rate of the device that moves the KV."""
         return self.link_line_bytes_per_s or self.link_bytes_per_s
 
     def hosts(self) -> Hosts:
@@ -109,7 +115,10 @@ _KEYS = {field.name.replace("_", "-"): field.name for field in dataclasses.field
 
 
 def parse(name: str, content: Mapping[str, object]) -> Scenario:
-    """Raises ``ScenarioError`` for an unknown key or a bad value."""
+    """Build a scenario.
+
+    Raises ``ScenarioError`` for an unknown key or a bad value.
+    """
     unknown = sorted(set(content) - set(_KEYS))
     if unknown:
         raise ScenarioError(f"{name}: unknown key {unknown[0]!r}; known: {', '.join(sorted(_KEYS))}")
@@ -172,7 +181,10 @@ def _least(scenario: Scenario) -> int:
 
 
 def load(name: str) -> Scenario:
-    """A bundled scenario by its name, or a file by its path. Raises ``ScenarioError``."""
+    """Load a bundled scenario by its name, or a file by its path.
+
+    Raises ``ScenarioError``.
+    """
     path = FOLDER / f"{name}.yaml"
     if not path.is_file():
         path = Path(name)
@@ -188,5 +200,5 @@ def load(name: str) -> Scenario:
 
 
 def bundled() -> list[str]:
-    """Names of the scenarios that come with the package."""
+    """List the names of the scenarios that come with the package."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))

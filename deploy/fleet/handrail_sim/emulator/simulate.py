@@ -1,7 +1,8 @@
-"""A whole fleet in virtual time: a discrete-event driver over ``EngineCore``, links, a router and an edge.
+"""Simulate a whole fleet in virtual time with a discrete-event driver.
 
-Nothing is random but what belongs to a request or an instant (``noise``), so a run with a fault and one without differ by what
-the fault did alone. Clocks here are true; what the hosts' own clocks would have said is ``observe``'s business.
+It drives ``EngineCore`` objects, links, a router and an edge.
+Only draws that belong to a request or an instant are random (``noise``), so a run with a fault and one without differ only by the
+fault's effects. Clocks here are true; ``observe`` makes the times that the hosts' own clocks would show.
 """
 
 from __future__ import annotations
@@ -34,13 +35,16 @@ from handrail_sim.emulator.truth import FetchTruth, RequestTruth, TrueOutcome, T
 from handrail_sim.emulator.wire import FAILS_AFTER_NS, Wire
 from handrail_sim.emulator.workload import WorkloadRequest
 
-RUN_OUT_NS = 600_000_000_000  # after the last arrival; what is open then is hung
-UNREAD_NS = 30_000_000_000  # vLLM's lease: how long P holds what nobody reads
+RUN_OUT_NS = 600_000_000_000  # after the last arrival; a request that is open then has hung
+UNREAD_NS = 30_000_000_000  # vLLM's lease: how long P holds blocks that nobody reads
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A prefill that ended in an error: at which host, and when it came there and its answer left."""
+    """A prefill that ended in an error.
+
+    It has the host, the arrival there, and when the answer left.
+    """
 
     host: str
     arrival_ns: int
@@ -49,13 +53,13 @@ class Attempt:
 
 @dataclass(slots=True)
 class Flight:
-    """One request under way; true times in ns of the run, None for what has not happened.
+    """One request under way, in true ns of the run; None: has not happened.
 
-    A retry changes the hosts of ``plan`` to those that it goes to; ``abandoned`` has the attempts before.
+    A retry changes the hosts of ``plan`` to its own. ``abandoned``: the attempts before.
     """
 
     plan: WorkloadRequest
-    seed: int = 0  # of the run: what its messages took is drawn with it
+    seed: int = 0  # the run's seed: the durations of its messages are drawn with it
     cached_tokens: int = 0
     kv_bytes: int = 0
     router_ns: int = 0
@@ -69,8 +73,8 @@ class Flight:
     load_started_ns: int | None = None
     contact_ns: int | None = None
     loaded_ns: int | None = None
-    received_ns: int | None = None  # P, polling once a step, has D's word that it has read
-    expired_ns: int | None = None  # P gave up what nobody had read
+    received_ns: int | None = None  # P, polling once a step, has D's notice that it has read
+    expired_ns: int | None = None  # P freed blocks that nobody had read
     seen_ns: int | None = None
     decode_scheduled_ns: int | None = None
     first_token_ns: int | None = None
@@ -82,7 +86,7 @@ class Flight:
     gaps_ns: list[int] = field(default_factory=list)
     preemptions: int = 0
     preempted: list[tuple[int, int | None]] = field(default_factory=list)  # from, to; None: it has not run again
-    client_stands_ns: int = 0  # for so long its client reads nothing, a quarter into the answer
+    client_stands_ns: int = 0  # how long its client reads nothing, from a quarter of the answer on
     fetch: FetchTruth = FetchTruth.NONE
     failed: bool = False
     abandoned: list[Attempt] = field(default_factory=list)
@@ -94,7 +98,10 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A run: its flights in order of arrival, what each host ran by the end of each step, and what hindered it, by fault."""
+    """A finished run.
+
+    It has its flights in order of arrival, each host's steps by their end, and each host's hindrances by fault.
+    """
 
     flights: list[Flight]
     steps: dict[str, list[tuple[int, StepEnded]]]
@@ -102,7 +109,10 @@ class Ran:
 
 
 class Simulation:
-    """One run. ``run`` returns the flights in order of arrival; an instance runs once."""
+    """One run of the simulation; an instance runs once.
+
+    ``run`` returns the flights in order of arrival.
+    """
 
     def __init__(self, scenario: Scenario, plans: Sequence[WorkloadRequest], seed: int, faults: Sequence[Fault] = ()) -> None:
         self._scenario = scenario
@@ -127,12 +137,12 @@ class Simulation:
         self._ends_ns = max((plan.arrival.at_ns for plan in plans), default=0) + RUN_OUT_NS
 
     def ran(self, progress: Callable[[int], None] | None = None) -> Ran:
-        """As ``run``, with what the hosts did."""
+        """Run as ``run`` does, and also return what the hosts did."""
         flights = self.run(progress)
         return Ran(flights, self._steps, {name: host.hindrances for name, host in self._hosts.items()})
 
     def run(self, progress: Callable[[int], None] | None = None) -> list[Flight]:
-        """``progress`` is told now and then how many have ended.
+        """Run, and report now and then to ``progress`` how many requests have ended.
 
         Raises ``ValueError`` for a request that no engine could ever hold.
         """
@@ -151,7 +161,7 @@ class Simulation:
                 progress(len(self._flights) - self._open)
         return list(self._flights.values())
 
-    # --- what a driver is ------------------------------------------------------------------------------------------------
+    # --- the driver's side of the host -----------------------------------------------------------------------------------
 
     def now_ns(self) -> int:
         return self._now_ns
@@ -185,7 +195,7 @@ class Simulation:
                 preempted = self._flights[effect.id].preempted
                 preempted[-1] = (preempted[-1][0], self._now_ns)
 
-    # --- a request's way ------------------------------------------------------------------------------------------------
+    # --- the course of a request ----------------------------------------------------------------------------------------
 
     def _arrive(self, flight: Flight) -> None:
         slower = sum(fault.size for fault in self._faults.named("router_slow") if fault.at("router", self._now_ns))
@@ -204,7 +214,10 @@ class Simulation:
         self.at(admitted_ns, partial(self._queue_prefill, flight))
 
     def _refused(self, flight: Flight, attempt: Attempt) -> None:
-        """P answered with an error: the router tries the next host, as often as it may, and then passes the error on."""
+        """Handle an error of P: try the next host, then pass the error on.
+
+        The scenario bounds the number of retries.
+        """
         flight.abandoned.append(attempt)
         hosts = self._names.prefill
         if len(flight.abandoned) <= min(self._scenario.prefill_retries, len(hosts) - 1):
@@ -293,7 +306,10 @@ class Simulation:
         self._open -= 1
 
     def _answered(self, host: EmulatedHost, flight: Flight) -> None:
-        """The engine knows the answer's KV now, and P too where it is sent back: alone, the other way of the link is free."""
+        """Record that the engine, and P where KV is sent back, now hold the answer's KV.
+
+        No other transfer uses the link in that direction, so sending it back delays none.
+        """
         arrival, scenario = flight.plan.arrival, self._scenario
         blocks = arrival.blocks + arrival.answer_blocks
         host.cache.keep(blocks)
@@ -302,7 +318,10 @@ class Simulation:
             self.at(self._now_ns + takes_ns, partial(self._hosts[flight.plan.prefill_host].cache.keep, blocks))
 
     def _hold(self, host: EmulatedHost, flight: Flight) -> None:
-        """P's KV is there until it is read, for D's heartbeats renew the lease; or until a fault ends it."""
+        """Keep P's KV until it is read, since D's heartbeats renew the lease.
+
+        A fault may end it before.
+        """
         freed_ns = host.freed_after_ns()
         if freed_ns is not None:
             self.at(freed_ns, partial(self._free, host, flight))
@@ -366,7 +385,7 @@ class Simulation:
 
     def _arrived(self, wire: Wire) -> None:
         if wire.wake_ns != self._now_ns:
-            return  # another transfer has begun since, so this is not the time any more
+            return  # another transfer has begun since, so this time is no longer right
         wire.wake_ns = None
         for request_id in wire.link.finished(self._now_ns):
             flight = self._flights[request_id]
@@ -377,7 +396,10 @@ class Simulation:
         self._watch(wire)
 
     def _notified(self, prefill: EmulatedHost, flight: Flight) -> None:
-        """P looks for such messages once a step, and at once when it does nothing."""
+        """Notify P that D has read.
+
+        P looks for such messages once a step, or at once when it is idle.
+        """
         self.at(max(self._now_ns, prefill.core.step_ends_ns or 0), partial(self._hears, prefill, flight))
 
     def _hears(self, prefill: EmulatedHost, flight: Flight) -> None:
@@ -398,7 +420,7 @@ class Simulation:
     # --- faults ---------------------------------------------------------------------------------------------------------
 
     def _apply_faults(self) -> None:
-        """Set what holds from now on; called where a fault begins or ends."""
+        """Apply the faults that are active now; called where a fault begins or ends."""
         for host in self._hosts.values():
             host.apply_faults()
         for wire in self._wires.values():
@@ -407,14 +429,17 @@ class Simulation:
 
 
 def record(scenario: Scenario, flight: Flight) -> RequestTruth:
-    """The truth of a flight whose run is over."""
+    """Return the truth of a flight whose run is over."""
     handed_over = (Hop.P_ROUTER, Hop.ROUTER_D) if flight.decode_arrival_ns is not None else ()
     hops = (Hop.EDGE_ROUTER, Hop.ROUTER_P, *handed_over, *(LAST if flight.edge_first_ns is None else FIRST))
     return truth_of(flight, sum(hop_ns(scenario, flight.seed, flight.plan.index, hop) for hop in hops))
 
 
 def truth_of(flight: Flight, hops_ns: int | None) -> RequestTruth:
-    """``hops_ns`` None: hops are whatever no other phase explains, as where nobody knows what the network took."""
+    """Build a flight's truth.
+
+    ``hops_ns`` None: hops are the time that no other phase explains, for runs in which the network's time is not known.
+    """
     arrival = flight.plan.arrival
     outcome = TrueOutcome.HUNG if flight.end_ns is None else TrueOutcome.FAILED if flight.failed else TrueOutcome.OK
     ttft_ns = flight.edge_first_ns - arrival.at_ns if flight.edge_first_ns is not None else None
@@ -441,7 +466,10 @@ def truth_of(flight: Flight, hops_ns: int | None) -> RequestTruth:
 
 
 def _phases(flight: Flight, whole_ns: int | None, hops_ns: int | None) -> dict[TruePhase, int]:
-    """Each from one mark to the next that was reached. A failed load counts to the end of its fetch."""
+    """Compute the phases, each from one reached mark to the next.
+
+    A failed load counts to the end of its fetch.
+    """
     marks = [
         (flight.prefill_arrival_ns, None),
         (flight.prefill_queued_ns, TruePhase.PREFILL_ADMISSION),

@@ -1,6 +1,7 @@
-"""Times in which a host works slowly or not at all, and what a step of it takes then: the same for every driver.
+"""The times in which a host runs slowly or not at all, and their effect on steps.
 
-A hindrance comes again and again: once in each ``every_ns``, at a moment drawn for that turn, so that nothing beats with it.
+They are the same for every driver.
+A hindrance comes once in each ``every_ns``, at a moment drawn for that turn, so that it is in step with nothing else.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from handrail_sim.emulator.noise import uniform
 
 THROTTLED_EVERY_NS, THROTTLED_NS = 6_000_000_000, 400_000_000
 PAUSED_EVERY_NS = 4_000_000_000
-WATCH_NS = 100_000_000  # a thread of the plugin asks to be woken this often (handrail.plugin.pauses)
+WATCH_NS = 100_000_000  # the interval at which a plugin thread wakes up (handrail.plugin.pauses)
 LATE_NS = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Hindrance:
-    """``share``: of its usual speed that a host has during it; 0: it stands still."""
+    """A recurring time of slow or no work.
+
+    ``share``: the share of its usual speed that a host has meanwhile; 0: it stands still.
+    """
 
     seed: int
     share: float
@@ -30,7 +34,7 @@ class Hindrance:
     to_ns: int | None
 
     def times(self, begin_ns: int, end_ns: int) -> Iterator[tuple[int, int]]:
-        """Those that reach into this time, in order."""
+        """Yield the times that overlap this interval, in order."""
         turn = max(0, (begin_ns - self.from_ns) // self.every_ns - 1)
         while (start := self.from_ns + turn * self.every_ns) < end_ns:
             first = start + round(uniform(self.seed, turn) * max(0, self.every_ns - self.lasts_ns))
@@ -41,7 +45,7 @@ class Hindrance:
 
 
 def hindrances(host: str, faults: Active) -> dict[str, list[Hindrance]]:
-    """Those of one host, by the fault that makes them."""
+    """Return a host's hindrances by the fault that makes them."""
     found: dict[str, list[Hindrance]] = {}
     for name, every_ns in (("gpu_throttled", THROTTLED_EVERY_NS), ("host_pause", PAUSED_EVERY_NS)):
         for fault in faults.named(name):
@@ -59,7 +63,10 @@ def hindrances(host: str, faults: Active) -> dict[str, list[Hindrance]]:
 
 
 def late_wakes(by: Sequence[Hindrance], begin_ns: int, end_ns: int) -> Iterator[tuple[int, int]]:
-    """When a thread of the plugin was to wake and when it did, late by ``LATE_NS`` or more; after ``begin_ns``, by ``end_ns``."""
+    """Yield when a plugin thread's wake-ups were due and when they happened.
+
+    Only those that were at least ``LATE_NS`` late and happened after ``begin_ns`` and by ``end_ns``.
+    """
     for each in by:
         for first, last in each.times(begin_ns, end_ns + 1):
             due = -(-first // WATCH_NS) * WATCH_NS
@@ -68,7 +75,10 @@ def late_wakes(by: Sequence[Hindrance], begin_ns: int, end_ns: int) -> Iterator[
 
 
 def hindered_ns(begin_ns: int, work_ns: int, by: Sequence[Hindrance]) -> int:
-    """How long something takes that begins then and is done in ``work_ns`` when nothing hinders it."""
+    """Return how long work takes that begins at ``begin_ns``.
+
+    It takes ``work_ns`` when nothing hinders it.
+    """
     at, left = float(begin_ns), float(work_ns)
     while left > 0:
         ahead = at + left + max((each.lasts_ns for each in by), default=0)

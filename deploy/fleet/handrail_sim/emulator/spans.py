@@ -1,5 +1,6 @@
-"""vLLM's own trace: one ``llm_request`` SERVER span a request, by the SDK and exporters that vLLM 0.32 uses (``vllm/tracing``).
+"""vLLM's own trace: one ``llm_request`` SERVER span a request.
 
+The SDK and the exporters are those that vLLM 0.32 uses (``vllm/tracing``).
 There is no hand-off span and no status: a failed request looks like an empty one with durations as long as the machine's uptime.
 """
 
@@ -18,7 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFigures:
-    """What the span says. Seconds, as the attributes are."""
+    """The figures in the span, in seconds as its attributes are."""
 
     request_id: str
     arrival_unix_ns: int
@@ -38,7 +39,10 @@ class RequestFigures:
 
 
 def exporter(endpoint: str, protocol: str) -> SpanExporter:
-    """``endpoint`` as vLLM's ``--otlp-traces-endpoint`` takes it: with ``/v1/traces`` for http."""
+    """Build the exporter for an ``endpoint`` as in vLLM's ``--otlp-traces-endpoint``.
+
+    For http the endpoint includes ``/v1/traces``.
+    """
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
@@ -49,7 +53,10 @@ def exporter(endpoint: str, protocol: str) -> SpanExporter:
 
 
 class RequestSpans:
-    """Makes and exports the spans; batches and delays are the SDK's defaults (``OTEL_BSP_*``)."""
+    """Makes and exports the spans.
+
+    Batches and delays are the SDK's defaults (``OTEL_BSP_*``).
+    """
 
     def __init__(self, spans: SpanExporter, service: str) -> None:
         name = os.environ.get("OTEL_SERVICE_NAME", service)
@@ -60,7 +67,10 @@ class RequestSpans:
         self._propagator = TraceContextTextMapPropagator()
 
     def emit(self, headers: Mapping[str, str], figures: RequestFigures) -> None:
-        """``headers``: the request's, lower case; a valid ``traceparent`` is the parent, and an unsampled one means no span."""
+        """Export the span of one request.
+
+        ``headers``: the request's, lower case. A valid ``traceparent`` is the parent; an unsampled one means no span.
+        """
         span = self._tracer.start_span(
             "llm_request",
             kind=SpanKind.SERVER,
@@ -83,5 +93,5 @@ class RequestSpans:
         span.end(figures.end_unix_ns)
 
     def close(self) -> None:
-        """Export what is left. Blocks for as long as the exporter takes."""
+        """Export what is left; blocks for as long as the exporter takes."""
         self._provider.shutdown()

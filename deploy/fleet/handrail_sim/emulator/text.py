@@ -1,4 +1,7 @@
-"""Made-up tokens: counting a prompt's, generating an answer's. Equal prompts give equal answers on every engine of the fleet."""
+"""Made-up tokens: count those of a prompt and generate those of an answer.
+
+Equal prompts give equal answers on every engine of the fleet.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,17 @@ _SPLIT_SHARE = 0.03  # tokens that are the first half of a character: their text
 
 
 def tokenize(text: str) -> tuple[int, tuple[int, ...]]:
-    """How many tokens ``text`` has, and ids of its leading ``PREFIX_TOKENS``-token blocks: equal where all before it is equal."""
+    """Count the tokens of ``text`` and compute the ids of its leading blocks.
+
+    Blocks have ``PREFIX_TOKENS`` tokens. Two ids are equal where all text before their end is equal.
+    """
     ends = [piece.end() for piece in _PIECE.finditer(text)]
     cuts = [0, *ends[PREFIX_TOKENS - 1 :: PREFIX_TOKENS]]
     return len(ends), _chained(text[begin:end] for begin, end in pairwise(cuts))
 
 
 def prefix_blocks(tokens: Sequence[int]) -> tuple[int, ...]:
-    """The same for a prompt of token ids."""
+    """Compute the block ids of a prompt of token ids."""
     cuts = range(0, len(tokens) + 1, PREFIX_TOKENS)
     return _chained(repr(tokens[begin:end]) for begin, end in pairwise(cuts))
 
@@ -48,7 +54,10 @@ def _chained(parts: Iterable[str]) -> tuple[int, ...]:
 
 
 def seed_of(text: str, choice: int) -> int:
-    """What an answer is drawn from. The fleet is deterministic, so that two engines agree on one prompt."""
+    """Return the seed of an answer.
+
+    The fleet is deterministic, so two engines give one prompt the same answer.
+    """
     return int.from_bytes(
         blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, salt=choice.to_bytes(8, "big")).digest(), "big"
     )
@@ -56,14 +65,17 @@ def seed_of(text: str, choice: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """How long an answer gets and why it ends there."""
+    """The length of an answer and its finish reason."""
 
     tokens: int
     finish_reason: str  # length | stop
 
 
 def plan(seed: int, *, max_tokens: int, min_tokens: int, ignore_eos: bool, end_share: float = 1 / 256) -> AnswerPlan:
-    """Each token may be the last with probability ``end_share``, unless ``ignore_eos``."""
+    """Decide the length of an answer.
+
+    Each token may be the last with probability ``end_share``, unless ``ignore_eos`` is set.
+    """
     if ignore_eos:
         return AnswerPlan(max_tokens, "length")
     random = Random(seed)
@@ -81,7 +93,10 @@ class TokenStream:
         self._half: str | None = None
 
     def take(self, count: int, *, last: bool) -> str:
-        """The text of the next ``count`` tokens, which may be empty. ``last``: half a character at the end becomes U+FFFD."""
+        """Return the text of the next ``count`` tokens, which may be empty.
+
+        ``last``: half a character at the end becomes U+FFFD.
+        """
         text = "".join(self._next() for _ in range(count))
         if last and self._half is not None:
             self._half = None

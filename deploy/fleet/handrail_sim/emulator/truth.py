@@ -1,6 +1,7 @@
-"""What truly happened to a request of a virtual fleet, and what a fault did to it: the same seed run without the fault.
+"""What truly happened to a request, and what a fault did to it.
 
-The referee's side. Nothing here may import ``handrail``: the words are those of its design, written once more.
+The effect of a fault is the difference from a run of the same seed without the fault.
+This is the referee's side. Nothing here may import ``handrail``: the words are those of its design, written once more.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from enum import Enum
 
 
 class TruePhase(str, Enum):
-    """Parts of the time to first token. Inside one process each; the rest is ``router`` and ``hops``."""
+    """The parts of the time to first token.
+
+    Each is inside one process; the rest is ``router`` and ``hops``.
+    """
 
     PREFILL_ABANDONED = "prefill_abandoned"  # attempts at hosts that answered with an error, and the way back from there
     PREFILL_ADMISSION = "prefill_admission"
     PREFILL_QUEUE = "prefill_queue"
-    PREFILL_COMPUTE = "prefill_compute"  # with the time it stood preempted
+    PREFILL_COMPUTE = "prefill_compute"  # includes the time in which it was preempted
     PREFILL_RESPOND = "prefill_respond"
     DECODE_ADMISSION = "decode_admission"
     KV_WAIT = "kv_wait"
@@ -31,7 +35,7 @@ class TruePhase(str, Enum):
 
 
 class TrueOutcome(str, Enum):
-    """``HUNG``: still open when the run was over."""
+    """How a request ended. ``HUNG``: still open when the run was over."""
 
     OK = "ok"
     FAILED = "failed"
@@ -39,14 +43,17 @@ class TrueOutcome(str, Enum):
 
 
 class FetchTruth(str, Enum):
-    """What became of the KV fetch. ``RECOMPUTED``: it failed and D computed the prompt; so it does where a lease had expired."""
+    """How a KV fetch ended.
+
+    ``RECOMPUTED``: it failed and D computed the prompt. D also computes it where a lease had expired.
+    """
 
     NONE = "none"  # collocated, or never begun
     OK = "ok"
     FAILED = "failed"
     RECOMPUTED = "recomputed"
     EXPIRED = "expired"
-    STALE_READ = "stale_read"  # KV of somebody else was read; the answer is wrong and looks right
+    STALE_READ = "stale_read"  # D read another request's KV: the answer is wrong and looks right
 
 
 _AT_PREFILL = {TruePhase.PREFILL_ADMISSION, TruePhase.PREFILL_QUEUE, TruePhase.PREFILL_COMPUTE, TruePhase.PREFILL_RESPOND}
@@ -55,11 +62,12 @@ _ON_LINK = {TruePhase.KV_HANDSHAKE, TruePhase.KV_TRANSFER}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTruth:
-    """Times in ns of virtual time, from the start of the run or as durations.
+    """What truly happened to one request.
 
-    ``phases`` sum to ``ttft_ns``, or to ``total_ns`` where there was no token and the request is not hung. ``gaps_ns``: between
-    its tokens, as they leave the engine. ``cached_tokens``: found at P. ``kv_bytes``: asked over the link.
-    ``prefill_host`` is the one that served it; ``abandoned``: those that were tried before, in order.
+    Times are ns of virtual time, from the start of the run or as durations.
+    ``phases`` sum to ``ttft_ns``, or to ``total_ns`` where there was no token and the request is not hung.
+    ``gaps_ns``: between its tokens, as they leave the engine. ``cached_tokens``: found at P. ``kv_bytes``: asked over the link.
+    ``prefill_host``: the host that served it. ``abandoned``: the hosts that were tried before, in order.
     """
 
     index: int
@@ -81,7 +89,7 @@ class RequestTruth:
     abandoned: tuple[str, ...] = ()
 
     def place(self, phase: TruePhase) -> str:
-        """The host or link that ``phase`` belongs to."""
+        """Return the host or link to which ``phase`` belongs."""
         if phase is TruePhase.ROUTER:
             return "router"
         if phase is TruePhase.HOPS:
@@ -95,10 +103,11 @@ class RequestTruth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excess:
-    """What the fault cost one request. ``phase``: the one that grew most, and ``place`` where it is; None when none grew.
+    """What the fault cost one request.
 
-    ``ttft_ns`` and ``phases``: more than without the fault; less is negative. ``ttft_ns`` is None where either run has no first
-    token. ``gap_ns``: by how much the largest gap grew. ``outcome_changed``: in outcome or fetch.
+    ``phase``: the one that grew most, and ``place``: where it is; None when none grew.
+    ``ttft_ns`` and ``phases``: the growth over the run without the fault; negative where it shrank. ``ttft_ns`` is None where
+    either run has no first token. ``gap_ns``: by how much the largest gap grew. ``outcome_changed``: in outcome or fetch.
     """
 
     ttft_ns: int | None
@@ -109,12 +118,15 @@ class Excess:
     outcome_changed: bool
 
     def slow(self, healthy_ttft_ns: int, *, least_ns: int = 50_000_000, share: float = 0.2) -> bool:
-        """Whether the fault made the first token late enough to be asked about."""
+        """Test whether the fault delayed the first token enough to be worth a diagnosis."""
         return self.ttft_ns is not None and self.ttft_ns >= max(least_ns, share * healthy_ttft_ns)
 
 
 def excess(healthy: RequestTruth, faulted: RequestTruth) -> Excess:
-    """Both are the same request of one seed; a retry may have led one of them elsewhere. Raises ``ValueError`` otherwise."""
+    """Compare a request with and without the fault.
+
+    Both must be the same request of one seed; a retry may have led one of them elsewhere. Raises ``ValueError`` otherwise.
+    """
     same = ("index", "arrival_ns", "prompt_tokens", "answer_tokens")
     if any(getattr(healthy, name) != getattr(faulted, name) for name in same):
         raise ValueError(f"request {healthy.index} and request {faulted.index} are not the same request")

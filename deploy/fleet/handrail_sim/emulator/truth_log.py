@@ -1,6 +1,7 @@
-"""What truly happened in a run over real sockets: lines that its processes write, by true time, and the truth they make together.
+"""Truth lines of a run over real sockets, and the truth that they make together.
 
-The processes are asked with ``--truth FILE``; the client's lines are those of ``load``. Times are ns since the fleet's start.
+The fleet's processes write the lines with ``--truth FILE``; the client's lines are those of ``load``.
+Times are true, in ns since the fleet's start.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ class WitnessError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSaw:
-    """One choice of one request at one engine. ``request_id``: as the caller named it; ``reason``: vLLM's, or ``refused``.
+    """One choice of one request at one engine.
 
-    ``sent_ns``: its first token, or its error, was written; ``end_ns``: nothing of it is left here.
+    ``request_id``: the caller's name of it. ``reason``: vLLM's finish reason, or ``refused``.
+    ``sent_ns``: when its first token, or its error, was written. ``end_ns``: when nothing of it was left at the engine.
     """
 
     host: str
@@ -60,7 +62,10 @@ class EngineSaw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSaw:
-    """One request at the router. ``sent_ids``: what the engines knew it as; ``thought_ns``: before anything was forwarded."""
+    """One request at the router.
+
+    ``sent_ids``: the ids that the engines got. ``thought_ns``: the time before anything was forwarded.
+    """
 
     request_id: str
     sent_ids: tuple[str, ...]
@@ -71,7 +76,7 @@ class RouterSaw:
 
 
 class TruthFile:
-    """One JSON object a line, in order of the requests' ends."""
+    """A file with one JSON object a line, in the order in which requests end."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8", buffering=1)
@@ -84,18 +89,18 @@ class TruthFile:
 
 
 def read(path: Path) -> list[EngineSaw | RouterSaw]:
-    """What one process has written. Raises ``WitnessError``, ``OSError``."""
+    """Read the lines of one process. Raises ``WitnessError`` and ``OSError``."""
     kinds: dict[str, type[EngineSaw | RouterSaw]] = {"EngineSaw": EngineSaw, "RouterSaw": RouterSaw}
     return _lines(path, lambda fields: kinds[fields.pop("saw")](**fields))
 
 
 def read_load(path: Path) -> list[SentRequest]:
-    """What ``load`` has printed. Raises ``WitnessError``, ``OSError``."""
+    """Read the output of ``load``. Raises ``WitnessError`` and ``OSError``."""
     return _lines(path, lambda fields: SentRequest(**fields))
 
 
 def _lines(path: Path, decode: Callable[[dict[str, Any]], _Line]) -> list[_Line]:
-    """Its lines of JSON; a log may have others between them."""
+    """Decode the JSON lines of a file; a log may have other lines between them."""
     decoded = []
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not text.startswith("{"):
@@ -109,9 +114,10 @@ def _lines(path: Path, decode: Callable[[dict[str, Any]], _Line]) -> list[_Line]
 
 
 def truths(lines: Iterable[EngineSaw | RouterSaw], sent: Iterable[SentRequest], began_unix_ns: int) -> list[RequestTruth]:
-    """One for each request of ``sent`` that the router passed to a prefill host, in the order of their numbers.
+    """Build the truth of each request that the router passed to a prefill host.
 
-    Hops are what no process had: what the sockets took, and the engines' and the router's own work around the model.
+    They are in the order of the requests' numbers in ``sent``.
+    Hops are the time that no process had: that of the sockets, and of the engines' and the router's own work around the model.
     """
     routed: dict[str, RouterSaw] = {}
     engines: dict[str, list[EngineSaw]] = {}
@@ -137,7 +143,7 @@ def _arrival(line: EngineSaw) -> int:
 
 
 def _flight(client: SentRequest, router: RouterSaw, met: list[EngineSaw], began_unix_ns: int) -> Flight | None:
-    """None where no engine has seen it."""
+    """Join the lines of one request; None where no engine has a line."""
     prefills = [line for line in met if line.publish]
     prefill = next((line for line in reversed(prefills) if line.reason != REFUSED), None)
     decode = next((line for line in reversed(met) if line.load), None)

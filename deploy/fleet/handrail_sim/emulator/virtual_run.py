@@ -1,5 +1,7 @@
-"""``python -m handrail_sim.emulator simulate``: a run in virtual time, beside it the same seed without its faults, and what they
-say."""
+"""Run a simulation with and without its faults, and write the results.
+
+Serves ``python -m handrail_sim.emulator simulate``. Both runs have the same seed and are in virtual time.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,18 @@ from handrail_sim.emulator.workload import (
 
 
 class SimulationError(ValueError):
-    """The run cannot be made: its trace cannot be read, or a request fits into no engine."""
+    """The run cannot be made.
+
+    Its trace cannot be read, or a request fits into no engine.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualRunSettings:
-    """``trace``: arrivals and lengths from a file, ``rate`` times as fast; else the scenario's own."""
+    """Settings of a run.
+
+    ``trace``: arrivals and lengths from a file, ``rate`` times as fast; without it, the scenario's own.
+    """
 
     scenario: Scenario
     requests: int
@@ -45,7 +53,10 @@ class VirtualRunSettings:
 
 @dataclass(frozen=True, slots=True)
 class VirtualRequest:
-    """One request of a run: its truth, what the faults cost it (None in a run without), and the flight it is from."""
+    """One request of a run: its truth, its excess and its flight.
+
+    The excess is what the faults cost it; None in a run without faults.
+    """
 
     truth: RequestTruth
     excess: Excess | None
@@ -53,7 +64,10 @@ class VirtualRequest:
 
 
 def read_trace(path: Path) -> list[Arrival]:
-    """``.csv``: Azure's format; ``.jsonl``: Mooncake's. Raises ``TraceError``, ``OSError``."""
+    """Read a trace: ``.csv`` in Azure's format, ``.jsonl`` in Mooncake's.
+
+    Raises ``TraceError`` and ``OSError``.
+    """
     readers: dict[str, Callable[[list[str]], list[Arrival]]] = {".csv": read_azure, ".jsonl": read_mooncake}
     reader = readers.get(path.suffix)
     if reader is None:
@@ -65,7 +79,10 @@ def read_trace(path: Path) -> list[Arrival]:
 
 
 def simulate(settings: VirtualRunSettings) -> list[VirtualRequest]:
-    """Run it, and again without its faults if it has any. Raises ``SimulationError``, ``OSError``."""
+    """Run the settings, and again without the faults if there are any.
+
+    Raises ``SimulationError`` and ``OSError``.
+    """
     try:
         return _simulate(settings)
     except ValueError as error:
@@ -73,15 +90,15 @@ def simulate(settings: VirtualRunSettings) -> list[VirtualRequest]:
 
 
 def fly(settings: VirtualRunSettings, progress: Callable[[int], None] | None = None) -> list[Flight]:
-    """The run alone, without its twin. ``progress``: told now and then how many have ended.
+    """Run the settings once, without the twin run.
 
-    Raises ``SimulationError``, ``OSError``.
+    ``progress``: gets now and then how many requests have ended. Raises ``SimulationError`` and ``OSError``.
     """
     return ran(settings, progress).flights
 
 
 def ran(settings: VirtualRunSettings, progress: Callable[[int], None] | None = None) -> Ran:
-    """As ``fly``, with what the hosts did."""
+    """Run as ``fly`` does, and also return what the hosts did."""
     try:
         return Simulation(settings.scenario, plan_requests(settings), settings.seed, settings.faults).ran(progress)
     except ValueError as error:
@@ -89,7 +106,10 @@ def ran(settings: VirtualRunSettings, progress: Callable[[int], None] | None = N
 
 
 def plan_requests(settings: VirtualRunSettings) -> list[WorkloadRequest]:
-    """What is asked of the fleet, and of which hosts. Raises ``TraceError``, ``OSError``."""
+    """Plan the load: what each request asks, and of which hosts.
+
+    Raises ``TraceError`` and ``OSError``.
+    """
     if settings.trace is None:
         arrivals = generate(settings.scenario, settings.requests, settings.seed)
     else:
@@ -111,7 +131,7 @@ def _simulate(settings: VirtualRunSettings) -> list[VirtualRequest]:
 
 
 def lines(settings: VirtualRunSettings, virtual_requests: Sequence[VirtualRequest]) -> Iterator[str]:
-    """JSON, one object a request: ``truth``, ``excess`` and ``observed``."""
+    """Yield one JSON object a request: ``truth``, ``excess`` and ``observed``."""
     by_host = clocks(settings.scenario, settings.faults)
     for one in virtual_requests:
         statement = observe(settings.scenario, one.flight, settings.faults, by_host)
@@ -125,7 +145,10 @@ def lines(settings: VirtualRunSettings, virtual_requests: Sequence[VirtualReques
 
 
 def summary(virtual_requests: Sequence[VirtualRequest]) -> dict[str, Any]:
-    """Figures of a run in ms: TTFT, gaps and phases at p50 and p99, outcomes, and where the faults made requests slow."""
+    """Compute the figures of a run, in ms.
+
+    They are TTFT, gaps and phases at p50 and p99, outcomes, and where the faults made requests slow.
+    """
     ttft = [one.truth.ttft_ns for one in virtual_requests if one.truth.ttft_ns is not None]
     gaps = [gap_ns for one in virtual_requests for gap_ns in one.truth.gaps_ns]
     slow: dict[str, int] = {}

@@ -1,4 +1,7 @@
-"""The way of KV from one host to another, as every driver knows it: its link, the first contact of its ends, and its faults."""
+"""The way of KV from one host to another, for every driver.
+
+It has a link, the first contact of its ends, and its faults.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,22 @@ _FREED = (("stale_read", FetchTruth.STALE_READ), ("lease_expired", FetchTruth.EX
 
 
 class Wire:
-    """Named ``prefill>decode``. Every method takes the monotonic clock that the faults name."""
+    """The wire ``prefill>decode``.
+
+    Every method takes the monotonic clock to which the faults' times refer.
+    """
 
     def __init__(self, prefill: str, decode: str, scenario: Scenario, faults: Active) -> None:
         self.prefill, self.decode = prefill, decode
         self.name = f"{prefill}>{decode}"
         self.link = EmulatedLink(scenario.link_bytes_per_s, in_turn=scenario.link_order == "in-turn")
-        self.wake_ns: int | None = None  # the driver's: when it is to be looked at
+        self.wake_ns: int | None = None  # for the driver: when it must look at this wire
         self._scenario = scenario
         self._faults = faults
         self._contact: tuple[int, int] | None = None  # which contact it is, and when it is made
 
     def contact_ns(self, now_ns: int) -> int:
-        """When the peers know each other; a first contact begins now if they do not."""
+        """Return when the peers know each other; begins a first contact if they do not."""
         fault = self._faults.find("handshake_cold", self.name, now_ns)
         which = 1 + (now_ns - fault.from_ns) // _COLD_EVERY_NS if fault else 0
         if self._contact is None or (fault and self._contact[0] != which):
@@ -35,7 +41,10 @@ class Wire:
         return self._contact[1]
 
     def failure(self, drawn: float, now_ns: int) -> FetchTruth | None:
-        """How the fetch that is posted now fails; None: it does not. ``drawn`` is the request's own number, 0 up to 1."""
+        """Return how the fetch that is posted now fails; None: it does not.
+
+        ``drawn`` is the request's own number, from 0 up to 1.
+        """
         for name, fetch in _FAILURES:
             fault = self._faults.find(name, self.name, now_ns)
             if fault is not None and drawn < fault.size:
@@ -43,7 +52,10 @@ class Wire:
         return None
 
     def unheld(self, now_ns: int) -> FetchTruth | None:
-        """What becomes of a fetch whose KV is not held any more; None: no fault says so."""
+        """Return the outcome of a fetch whose KV is no longer held.
+
+        None: no fault decides it.
+        """
         for name, fetch in _FREED:
             if self._faults.find(name, self.prefill, now_ns) is not None:
                 return fetch

@@ -1,7 +1,7 @@
-"""What is asked of a virtual fleet: arrivals and lengths, made from a seed or read from a published trace.
+"""The load of a virtual fleet: arrivals and lengths from a seed or a trace.
 
-Formats: Azure's ``TIMESTAMP,ContextTokens,GeneratedTokens`` and Mooncake's lines of JSON (``tests/data/LICENCES.md``). Both carry
-lengths only; Mooncake's also the 512-token blocks of each prompt, so that prefix caches have something to find.
+Trace formats: Azure's ``TIMESTAMP,ContextTokens,GeneratedTokens`` and Mooncake's lines of JSON (``tests/data/LICENCES.md``).
+Both carry only lengths. Mooncake's also has the 512-token blocks of each prompt, so that prefix caches can hit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from handrail_sim.emulator.noise import uniform
 from handrail_sim.emulator.prefix import PREFIX_TOKENS
 from handrail_sim.emulator.scenario import Scenario
 
-_PREFILL, _DECODE = 1, 2  # what a draw is for
+_PREFILL, _DECODE = 1, 2  # the purposes of draws
 
 
 class TraceError(ValueError):
@@ -25,9 +25,10 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """``at_ns`` from the start of the run; ``blocks``: ids of the prompt's leading 512-token blocks, as far as they are known.
+    """One arrival, ``at_ns`` from the start of the run.
 
-    ``answer_blocks``: those that follow once it is answered. The turns of one ``conversation`` go to the same hosts.
+    ``blocks``: ids of the prompt's leading 512-token blocks, as far as they are known.
+    ``answer_blocks``: the blocks that follow once it is answered. The turns of one ``conversation`` go to the same hosts.
     """
 
     at_ns: int
@@ -40,7 +41,10 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """One request. Its hosts are decided by its number or its conversation's, so that no fault changes them."""
+    """One request with its hosts.
+
+    Its number or its conversation's number decides the hosts, so that no fault changes them.
+    """
 
     index: int
     arrival: Arrival
@@ -49,7 +53,10 @@ class WorkloadRequest:
 
 
 def generate(scenario: Scenario, requests: int, seed: int) -> list[Arrival]:
-    """Poisson arrivals, lengths spread evenly; equal seeds give equal runs."""
+    """Generate Poisson arrivals with evenly spread lengths.
+
+    Equal seeds give equal runs.
+    """
     random = Random(seed)
     if scenario.turns > 1:
         return _conversations(scenario, requests, random)
@@ -69,7 +76,10 @@ def generate(scenario: Scenario, requests: int, seed: int) -> list[Arrival]:
 
 
 def _conversations(scenario: Scenario, requests: int, random: Random) -> list[Arrival]:
-    """As many conversations as may be needed; the first ``requests`` turns of them all."""
+    """Generate conversations, and return the first ``requests`` of all their turns.
+
+    It generates as many conversations as may be needed.
+    """
     started_s = 0.0
     turns: list[Arrival] = []
     for conversation in range(requests):
@@ -86,7 +96,7 @@ def _conversations(scenario: Scenario, requests: int, random: Random) -> list[Ar
 
 
 def read_azure(lines: Iterable[str]) -> list[Arrival]:
-    """Times are relative to the first row. Raises ``TraceError``."""
+    """Read Azure's trace; times are relative to the first row. Raises ``TraceError``."""
     rows: list[Arrival] = []
     first: int | None = None
     for number, line in enumerate(lines, 1):
@@ -106,7 +116,7 @@ def read_azure(lines: Iterable[str]) -> list[Arrival]:
 
 
 def read_mooncake(lines: Iterable[str]) -> list[Arrival]:
-    """Raises ``TraceError``."""
+    """Read Mooncake's trace. Raises ``TraceError``."""
     rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -125,7 +135,10 @@ def read_mooncake(lines: Iterable[str]) -> list[Arrival]:
 
 
 def repeat(rows: Sequence[Arrival], requests: int, rate: float) -> list[Arrival]:
-    """The first ``requests`` of a trace in order of time, ``rate`` times as fast; begun again where it is too short."""
+    """Return the first requests of a trace in order of time, ``rate`` times as fast.
+
+    A trace with fewer than ``requests`` begins again.
+    """
     if not rows:
         raise TraceError("it has no rows")
     ordered = sorted(rows, key=lambda row: row.at_ns)
@@ -139,7 +152,10 @@ def repeat(rows: Sequence[Arrival], requests: int, rate: float) -> list[Arrival]
 
 
 def plans(scenario: Scenario, arrivals: Sequence[Arrival], seed: int) -> list[WorkloadRequest]:
-    """Each request with its hosts: drawn evenly, or each host in turn, which goes through all pairs (``routing``)."""
+    """Give each request its hosts, as the scenario's ``routing`` says.
+
+    They are drawn evenly, or each host in turn, which goes through all pairs.
+    """
     hosts = scenario.hosts()
     prefills, decodes = len(hosts.prefill), len(hosts.decode)
     made = []

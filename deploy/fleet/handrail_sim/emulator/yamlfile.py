@@ -1,4 +1,4 @@
-"""Reads a YAML file, and says on one line why it is none."""
+"""Read a YAML file, or say on one line why it is not YAML."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import yaml
 
 
 class NotYamlError(Exception):
-    """The message says what is wrong, and where."""
+    """The file is not YAML; the message says what is wrong, and where."""
 
 
 def read_yaml(path: Path) -> Any:
-    """What the file says. Raises ``OSError`` and ``NotYamlError``."""
+    """Return the content of the file. Raises ``OSError`` and ``NotYamlError``."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:

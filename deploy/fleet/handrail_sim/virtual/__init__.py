@@ -1,1 +1,1 @@
-"""What sidecars would record of a virtual fleet."""
+"""The records that sidecars would make of a virtual fleet."""

@@ -1,4 +1,4 @@
-"""What GPU samplers of a virtual fleet saw, as the runs of samples that a collector stores."""
+"""GPU samples of a virtual fleet, as the device runs that a collector stores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOOK_NS: Final = 1_000_000
 
 
 def gpu_evidence(scenario: Scenario, ran: Ran, faults: Sequence[Fault], started_unix_ns: int, over_ns: int) -> list[DeviceRun]:
-    """What a collector stores of a run's GPUs."""
+    """Build the device runs that a collector stores of a run's GPUs."""
     hosts = scenario.hosts()
     roles = dict.fromkeys(hosts.prefill, Role.COLLOCATED if hosts.collocated else Role.PREFILL)
     roles |= {} if hosts.collocated else dict.fromkeys(hosts.decode, Role.DECODE)
@@ -42,7 +42,10 @@ def gpu_runs(
     processes: Mapping[str, Process],
     readings: Mapping[tuple[str, int], ClockObservation] | None = None,
 ) -> list[DeviceRun]:
-    """One for each host, whose samples follow one another in ``said``; ``processes`` by host, ``readings`` by host and time."""
+    """Build one device run for each host.
+
+    The samples of one host must follow one another. ``processes``: by host. ``readings``: by host and time.
+    """
     return [
         _run(list(of_host), processes[host], readings or {})
         for host, of_host in groupby(gpu_observations, key=lambda one: one.host)

@@ -1,5 +1,7 @@
-"""What virtual engines ran, and what their hosts did meanwhile, as the records that sidecars make of it: with the sidecar's own
-code where it decides what is told (which steps are told in full)."""
+"""Engine steps and host events of a virtual fleet, as sidecars record them.
+
+The sidecar's own code decides which steps are recorded in full.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ CORE_PID: Final = 4711
 SECOND_NS: Final = 1_000_000_000
 
 EngineRecords = tuple[int, Iteration | ProcessEvent | DeviceRun]
-"""When it was said, by true time of the run, and what."""
+"""The true time of the run at which it was reported, and the record."""
 
 
 def engine_records(
     ran: Ran, processes: Mapping[str, Process], clocks: Mapping[str, HostClock], over_ns: int
 ) -> Iterator[EngineRecords]:
-    """All of a run, in no order."""
+    """Yield all engine records of a run, in no order."""
     for host, ended in groupby(steps(ran.steps, clocks), key=lambda step: step.host):
         yield from _iterations(ended, processes[host], clocks[host].unix_ns(0))
     for pause in pauses(ran.hindered, clocks, over_ns):
@@ -76,7 +78,7 @@ def _iterations(ended: Iterable[StepObservation], process: Process, offset_ns: i
 
 
 def _run(clock_observations: Sequence[ClockObservation], process: Process, offset_ns: int) -> DeviceRun:
-    """About a second of readings."""
+    """Build a device run of about a second of readings."""
     return DeviceRun(
         process=process,
         source=Source.NVML,

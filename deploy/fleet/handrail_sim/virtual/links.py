@@ -1,4 +1,4 @@
-"""What the kernels and UCX of a virtual fleet's hosts said of its links, as the records that sidecars make of it."""
+"""Device counters and UCX lines of a virtual fleet, as sidecars record them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from handrail_sim.virtual.observers import over_ns
 def link_evidence(
     scenario: Scenario, flights: Sequence[Flight], faults: Sequence[Fault], seed: int, started_unix_ns: int
 ) -> tuple[list[DeviceRun], list[LinkFactRow]]:
-    """What a collector stores of a run's links: samples of the hosts' devices, and UCX's lines."""
+    """Build what a collector stores of a run's links.
+
+    These are samples of the hosts' devices, and facts from UCX's log lines.
+    """
     roles = scenario.hosts()
     processes = {
         host: Process(role=role, instance=f"{host}:8000", host=host, host_name=host)
@@ -37,7 +40,7 @@ def link_evidence(
 
 
 def device_sample(device_observation: DeviceObservation, processes: Mapping[str, Process]) -> DeviceSample:
-    """``processes`` by host."""
+    """Build one device sample. ``processes``: by host."""
     line_rate = round(device_observation.line_bytes_per_s)
     counted = ((names.TRANSMIT, device_observation.sent_bytes), (names.RECEIVE, device_observation.received_bytes))
     return DeviceSample(
@@ -62,7 +65,10 @@ def device_sample(device_observation: DeviceObservation, processes: Mapping[str,
 
 
 def lane_facts(lane_observation: LaneObservation, processes: Mapping[str, Process]) -> list[LogFact]:
-    """The line on the lane between hosts; and, where UCX does not read from GPUs, the line that says so."""
+    """Build the log facts of one lane.
+
+    One is the line on the lane between hosts. Where UCX does not read from GPUs, another is the line that says so.
+    """
     words = (("transport", lane_observation.lane), ("nic", lane_observation.device), ("reach", "inter-node"))
     facts = [_fact(lane_observation, processes, "ucx.lanes", words)]
     return facts if lane_observation.gpu_get else [*facts, _fact(lane_observation, processes, "ucx.no_nvlink", ())]

@@ -1,8 +1,9 @@
-"""What the hosts of a virtual fleet said, as the records that real sidecars would have made of it, with when they would arrive.
+"""The records that real sidecars would make of a virtual fleet, and their arrival.
 
-Ids, parents and connector keys are those of a real fleet, so that the joins are made by the real rules: the client sends an
-``X-Request-Id`` and no ``traceparent``, every proxy continues the trace, vLLM's span is below the proxy in front of it, and D is
-told to read what P published. Exporters send as theirs do: a sidecar twice a second, vLLM's batch processor every five.
+Ids, parents and connector keys are those of a real fleet, so that the real rules make the joins. The client sends an
+``X-Request-Id`` and no ``traceparent``, every proxy continues the trace, vLLM's span is below the proxy in front of it, and D
+reads the KV that P published.
+Exporters send as the real ones do: a sidecar twice a second, vLLM's batch processor every five seconds.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ _PATH: Final = "/v1/completions"
 
 @dataclass(frozen=True, slots=True)
 class TimedRecord:
-    """``received_unix_ns``: when the collector has it, by its own right clock."""
+    """A request record and when the collector receives it.
+
+    ``received_unix_ns``: by the collector's own right clock.
+    """
 
     received_unix_ns: int
     record: Item
@@ -51,7 +55,7 @@ class TimedRecord:
 
 @dataclass(frozen=True, slots=True)
 class ArrivedOfEngine:
-    """As ``Arrived``."""
+    """An engine record and when the collector receives it, as in ``TimedRecord``."""
 
     received_unix_ns: int
     record: Activities
@@ -66,9 +70,9 @@ def arrivals(
     started_unix_ns: int,
     plugin: bool = False,
 ) -> list[TimedRecord]:
-    """All that a collector receives of a run, in that order. ``plugin``: the engines have one.
+    """Build all request records that a collector receives of a run, in that order.
 
-    Who is still waiting when the run is over gives up then: their proxies see a client that disconnects.
+    ``plugin``: the engines have one. A client that still waits when the run is over gives up then: its proxies see a disconnect.
     """
     fleet = _Fleet(scenario, seed, started_unix_ns, over_ns(flights))
     by_host = clocks(scenario, faults, started_unix_ns)
@@ -82,7 +86,10 @@ def arrivals(
 def engine_arrivals(
     scenario: Scenario, ran: Ran, faults: Sequence[Fault], *, seed: int, started_unix_ns: int
 ) -> list[ArrivedOfEngine]:
-    """What plugins and samplers beside the engines tell of no single request, in that order."""
+    """Build the records of plugins and samplers that belong to no single request.
+
+    They are in the order in which the collector receives them.
+    """
     fleet = _Fleet(scenario, seed, started_unix_ns, over_ns(ran.flights))
     made = list(fleet.engine_records(ran, clocks(scenario, faults, started_unix_ns)))
     made.sort(key=lambda one: one.received_unix_ns)
@@ -90,7 +97,10 @@ def engine_arrivals(
 
 
 def over_ns(flights: Sequence[Flight]) -> int:
-    """When the run is over: its last request has ended, or, where some hang, everything else that happens has happened."""
+    """Return when the run is over.
+
+    Its last request has ended. Where some hang, everything else that happens has happened.
+    """
     last = max((flight.end_ns for flight in flights if flight.end_ns is not None), default=0)
     last = max([last, *(flight.plan.arrival.at_ns for flight in flights)])
     return last + (_PATIENCE_NS if any(flight.end_ns is None for flight in flights) else 0)
@@ -101,7 +111,7 @@ _PATIENCE_NS: Final = 60_000_000_000
 
 @dataclass(slots=True)
 class _Request:
-    """The ids of one request, shared by what is said of it."""
+    """The ids of one request, which all of its records share."""
 
     trace_id: str
     edge: str
@@ -113,14 +123,14 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Gaps:
-    """Of one stream."""
+    """The gaps of one stream."""
 
     gaps: Gaps | None = None
     stalls: Stalls | None = None
 
 
 class _Fleet:
-    """Who speaks, and by which ids."""
+    """The processes that report, and their ids."""
 
     def __init__(self, scenario: Scenario, seed: int, started_unix_ns: int, over_ns: int) -> None:
         self._scenario = scenario
@@ -152,18 +162,21 @@ class _Fleet:
                 yield self._arrives(one.reported_ns, ENGINE_EVERY_NS, self._call(one, request))
 
     def plugin_records(self, flight: Flight, by_host: Mapping[str, HostClock]) -> Iterator[TimedRecord]:
-        """After ``records`` of all flights, so that their ids are the same with and without a plugin."""
+        """Build the plugin's records of a flight.
+
+        Call it after ``records`` of all flights, so that their ids are the same with and without a plugin.
+        """
         made = PluginRecords(self._processes, self._engine_ids, self._span_id)
         for one in observe_plugin(self._scenario, flight, by_host, self._over_ns):
             yield self._arrives(one.reported_ns, PROXY_EVERY_NS, made.record(one, self._published[flight.id]))
 
     def engine_records(self, ran: Ran, by_host: Mapping[str, HostClock]) -> Iterator[ArrivedOfEngine]:
-        """Of no single request."""
+        """Build the engine records that belong to no single request."""
         for reported_reported_ns, record in engine_records(ran, self._processes, by_host, self._over_ns):
             yield ArrivedOfEngine(self._started_unix_ns + (reported_reported_ns // PROXY_EVERY_NS + 1) * PROXY_EVERY_NS, record)
 
     def _arrives(self, reported_reported_ns: int | None, every_ns: int, record: Item) -> TimedRecord:
-        """With the next batch of whoever says it."""
+        """Send a record with the next batch of its exporter."""
         statement = self._over_ns if reported_reported_ns is None else reported_reported_ns
         return TimedRecord(self._started_unix_ns + (statement // every_ns + 1) * every_ns, record)
 
@@ -241,7 +254,10 @@ class _Fleet:
         )
 
     def _gaps(self, proxy_observation: ProxyObservation, duration_ns: int) -> _Gaps:
-        """The edge and D see the same gaps unless their clocks drift: sketched once."""
+        """Sketch the gaps of a stream.
+
+        The edge and D see the same gaps unless their clocks drift, so they share one sketch.
+        """
         gaps = proxy_observation.gaps_ns
         if not gaps:
             return _Gaps()
@@ -268,7 +284,10 @@ class _Fleet:
         )
 
     def _engine(self, engine_observation: EngineObservation, request: _Request) -> EngineRequest:
-        """As the reader of vLLM's spans would have it: nothing that a request without a token says is a figure."""
+        """Build the record that the reader of vLLM's spans would make.
+
+        The figures of a request without a token are left out, since they mean nothing.
+        """
         scheduled = engine_observation.queue_ns >= 0
         made = scheduled and engine_observation.completion_tokens > 0
         return EngineRequest(
@@ -306,7 +325,7 @@ class _Fleet:
             router="vllm-router",
             kind="server" if server else "client",
             start_unix_ns=router_observation.start_unix_ns,
-            end_unix_ns=router_observation.end_unix_ns if server else None,  # as it is read: the ends of its calls are wrong
+            end_unix_ns=router_observation.end_unix_ns if server else None,  # the ends of its calls are wrong
             phase=None if server else Role(router_observation.leg),
             request_id=router_observation.request_id,
             peer=self._processes[router_observation.peer].instance if router_observation.peer else None,

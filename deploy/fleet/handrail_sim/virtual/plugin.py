@@ -1,4 +1,4 @@
-"""What a virtual plugin said, as the records that a sidecar makes of it."""
+"""The records that a sidecar makes of a virtual plugin's events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ LEASE_NS: Final = 30_000_000_000
 
 
 class PluginRecords:
-    """``processes`` and ``engine_ids`` by host; ``span_id`` gives a new one. vLLM without tracing knows no trace context."""
+    """Builds the plugin's records.
+
+    ``processes`` and ``engine_ids``: by host. ``span_id``: returns a new id. vLLM without tracing has no trace context.
+    """
 
     def __init__(self, processes: Mapping[str, Process], engine_ids: Mapping[str, str], span_id: Callable[[], str]) -> None:
         self._processes = processes
@@ -34,7 +37,10 @@ class PluginRecords:
         self._span_id = span_id
 
     def record(self, statement: PluginObservation, published: KvParams | None) -> PluginSpan:
-        """``published``: what P's answer said for D; None where one engine does both."""
+        """Build the record of one observation.
+
+        ``published``: the hand-off parameters in P's answer for D; None where one engine does both.
+        """
         process = self._processes[statement.host]
         prefills = process.role is Role.PREFILL
         raw = published.remote_request_id if prefills and published is not None else None
