@@ -1,4 +1,7 @@
-"""A red run is looked at again only where one or two tests failed, and stays red unless each passes three times alone."""
+"""The second run of a red test run.
+
+It happens only where one or two tests failed. The run stays red unless each passes three times alone.
+"""
 
 from __future__ import annotations
 

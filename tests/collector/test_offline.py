@@ -1,4 +1,4 @@
-"""Records straight to rows: what the collector would say of them, without a journal."""
+"""Records straight to rows, as the collector makes them, without a journal."""
 
 from __future__ import annotations
 

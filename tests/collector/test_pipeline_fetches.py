@@ -1,4 +1,7 @@
-"""What sidecars say of hand-offs, engines and processes, from their bytes to the tables; killed in between, nothing twice."""
+"""Sidecars' records of hand-offs, engines and processes, from bytes to tables.
+
+The collector is killed in between, and nothing is stored twice.
+"""
 
 from __future__ import annotations
 

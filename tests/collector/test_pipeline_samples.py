@@ -1,4 +1,7 @@
-"""Samples of devices and of engines' pages, from a sidecar's bytes to the store: once, whatever restarts and comes again."""
+"""Samples of devices and engines' pages, from a sidecar's bytes to the store.
+
+Each sample is stored once, whatever restarts and whatever comes again.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def kept(root: Path, table: Table) -> list[Any]:
 
 
 def links(seconds: int) -> list[list[DeviceSample]]:
-    """A batch a second of two ports at 10 Hz."""
+    """Return a batch a second of two ports at 10 Hz."""
     return [
         [
             sample(port(n), START_UNIX_NS + second * S + tick * S // 10, counter("bytes", 1000 * second + tick, "receive"))

@@ -1,4 +1,7 @@
-"""Stalls from their bytes to the table, the metric and the answers; told once, whatever is killed or comes late in between."""
+"""Stalls from their bytes to the table, the metric and the answers.
+
+Each stall is reported once, whatever is killed or comes late in between.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ AT_MS = 160 + 20_000
 
 
 def a_request(rid: str = "req-a", trace: str = "t1") -> list[Exchange]:
-    """Edge, P and D of one request whose stream stood still once."""
+    """Return edge, P and D of one request whose stream stalled once."""
     _, p, _ = proxies(rid, trace)
     edge = stream(Role.EDGE, 0, 300, GAPS, rid=rid, trace=trace)
     d = stream(Role.DECODE, 130, 160, GAPS, rid=rid, trace=trace, parent=edge, kv_in=kv(f"cmpl-{rid}-0-0000aaaa"))

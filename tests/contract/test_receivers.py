@@ -1,4 +1,7 @@
-"""The contract of an OTLP receiver, whoever consumes: one battery for the server and for the tap, over every transport."""
+"""The contract of an OTLP receiver.
+
+One battery runs for the server and for the tap, over every transport and with every kind of consumer.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ RECEIVERS: dict[str, Callable[..., Receiver]] = {"server": server, "tap": tap}
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer in terms that all transports share. ``code``: HTTP status or gRPC code."""
+    """An answer in terms that all transports share.
+
+    ``code``: HTTP status or gRPC code.
+    """
 
     code: int | str
     rejected: int = 0
@@ -150,7 +156,7 @@ async def post(receiver: Receiver, path: str, body: Any, headers: dict[str, str]
 
 
 def as_json(request: Request) -> bytes:
-    """OTLP/JSON: protobuf's mapping, with hex ids and numbers for enums."""
+    """Return OTLP/JSON: protobuf's mapping, with hex ids and numbers for enums."""
 
     def hexed(node: Any) -> Any:
         if isinstance(node, list):
@@ -192,7 +198,7 @@ async def test_accepting(make: Callable[..., Receiver], transport: Transport) ->
 @each_receiver
 @each_transport
 async def test_a_string_that_is_not_utf8_costs_that_attribute(make: Callable[..., Receiver], transport: Transport) -> None:
-    """The text is swapped in the bytes of the request, since no library sends it."""
+    """The test swaps the text in the request's bytes, since no library sends it."""
     kept, whole = Keeping(), span(2, name="whole")
     bad = span(1)
     bad.attributes.add(key="pod").value.string_value = "MUELLER"
@@ -287,7 +293,7 @@ async def test_only_bad_items_reach_no_consumer(make: Callable[..., Receiver], t
 @each_receiver
 @each_transport
 async def test_slow(make: Callable[..., Receiver], transport: Transport) -> None:
-    """Acknowledged after the consumer, not before; the others are not held up."""
+    """A batch is acknowledged after the consumer; the others are not delayed."""
     gated = Gated()
     async with running(make, gated) as receiver:
         first = asyncio.create_task(transport.send(receiver, Signal.TRACES, BATCH))
@@ -507,7 +513,10 @@ async def test_nothing_is_left_open(make: Callable[..., Receiver]) -> None:
 
 
 def emit(exporter: SpanExporter, count: int) -> None:
-    """What an instrumented engine does: a provider, a batch processor, a flush. Runs in a thread of its own."""
+    """Send as an instrumented engine does: a provider, a batch processor, a flush.
+
+    It runs in a thread of its own.
+    """
     provider = TracerProvider(resource=Resource.create({"service.name": "engine"}))
     provider.add_span_processor(BatchSpanProcessor(exporter, max_export_batch_size=64, schedule_delay_millis=50))
     tracer = provider.get_tracer("engine")
@@ -530,7 +539,7 @@ def sdk_exporter(receiver: Receiver, protocol: str) -> SpanExporter:
 @each_receiver
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 async def test_opentelemetry_sdk(make: Callable[..., Receiver], protocol: str) -> None:
-    """The real SDK, through a consumer that is full once: nothing lost, nothing twice."""
+    """The consumer is full once; the real SDK loses and doubles nothing."""
     flaky = Full(times=1, delay_s=0.2)
     async with running(make, flaky) as receiver:
         await asyncio.to_thread(emit, sdk_exporter(receiver, protocol), 300)

@@ -1,7 +1,9 @@
-"""Prints every crash point of the journal and the store, and what was lost, doubled or torn; ``--json``: one object a line.
+"""Print every crash point of journal and store and what was lost, doubled or torn.
 
-One life of a collector is recorded, crashed before each of its operations in every way, started again, and compared with what was
-acknowledged; the starts are crashed too. Exit code 1 when anything is not 0.
+``--json`` prints one object a line. The exit code is 1 when anything is not 0.
+One life of a collector is recorded, crashed before each of its operations in every way, started again, and compared with what
+was
+acknowledged. The starts are crashed too.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from crash.crashes import START, Crashes, Tally
 from crash.recorded import JOURNAL, STORE, Recorder
 
 MEMORY = Path("/dev/shm")
-"""Where there is one, thousands of folders are made and removed faster."""
+"""A file system in memory, which makes and removes thousands of folders faster."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when nothing was lost, doubled, torn or wrong."""
+    """Return 0 when nothing was lost, doubled, torn or wrong, otherwise 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--all", action="store_true", help="crash the start after every crash, fail every operation (minutes)")
     parser.add_argument("--json", action="store_true", help="one object a line on standard output")
@@ -61,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def line(name: str, tally: Tally) -> dict[str, object]:
-    """One row for a machine."""
+    """Return one row for a program."""
     return {
         "operation": name,
         "points": tally.points,
@@ -75,7 +77,7 @@ def line(name: str, tally: Tally) -> dict[str, object]:
 
 
 def table(tallies: dict[str, Tally]) -> Table:
-    """All rows for a person, and their sum."""
+    """Return all rows and their sum, for a person."""
     made = Table(box=None, header_style="bold", pad_edge=False)
     made.add_column("operation", no_wrap=True)
     for name in ("points", "crashes", "ways", "lost", "twice", "torn", "wrong"):
@@ -94,7 +96,7 @@ def table(tallies: dict[str, Tally]) -> Table:
 
 
 def figures(tally: Tally) -> tuple[int, ...]:
-    """In the order of the table's columns."""
+    """Return a tally's figures in the order of the table's columns."""
     return tally.points, tally.crashes, len(tally.ways), tally.lost, tally.twice, tally.torn, tally.wrong
 
 

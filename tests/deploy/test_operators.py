@@ -1,4 +1,7 @@
-"""PodMonitors and rules against the Prometheus operator's schemas and types; all in one look, since each takes seconds."""
+"""PodMonitors and rules against the Prometheus operator's schemas and types.
+
+One test checks them all, since each check takes seconds.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""``kill -9`` of the collector at random moments under load: acknowledged spans lost 0, rows and spans twice 0.
+"""``kill -9`` of the collector at random moments under load.
 
-A real collector process, the real OTLP client with its retries, the real store read back afterwards.
+Lost acknowledged spans: 0. Rows and spans stored twice: 0.
+The collector process and the OTLP client with its retries are real. The store is read back afterwards.
 """
 
 from __future__ import annotations
@@ -115,7 +116,10 @@ def _compacted(reader: StoreReader) -> bool:
 
 
 def _check_counts(reader: StoreReader, requests: int) -> None:
-    """What metrics show in the end: each request counted once over all lives, its phases too; one told in two parts twice."""
+    """Check the final metrics: each request counts once over all lives.
+
+    Its phases count once too. A request that was reported in two parts counts twice.
+    """
     publishes = reader.publishes()
     seen = DurableCounters(observed_by(publishes, 0), added_by(publishes, 0))
     whole = seen.durations(Timed.PHASES, 2)[Phase.UNATTRIBUTED.value, UNKNOWN].histogram().count

@@ -1,4 +1,7 @@
-"""``handrail demo`` as a user runs it: emulated fleet, sidecars, collector; and that nothing of it is left behind."""
+"""``handrail demo`` as a user runs it: emulated fleet, sidecars, collector.
+
+Nothing of it is left behind.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ DEADLINE_S = 380.0
 
 
 def pids(folder: Path) -> dict[str, int]:
-    """The children that had become ready."""
+    """Return the process ids of the children that had become ready."""
     return {path.name: json.loads(path.read_text())["pid"] for path in folder.glob("*.ready.json")}
 
 
@@ -99,7 +102,7 @@ def test_the_waterfall_and_what_to_try_next(tmp_path: Path) -> None:
 
 
 def starting(work: Path, **streams: Any) -> subprocess.Popen[str]:
-    """A demo that has begun to start its children: the collector is ready, the rest is on its way."""
+    """Start a demo whose collector is ready while its other children still start."""
     running = subprocess.Popen([*DEMO, "--keep", str(work)], text=True, **streams)
     deadline_s = time.monotonic() + DEADLINE_S
     while not (work / "sidecar-decode-2.log").exists():
@@ -110,7 +113,10 @@ def starting(work: Path, **streams: Any) -> subprocess.Popen[str]:
 
 
 def session_members(work: Path) -> list[int]:
-    """Living processes whose command line names the work folder; the demo's children do."""
+    """Return the demo's living processes.
+
+    Their command lines name the work folder.
+    """
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

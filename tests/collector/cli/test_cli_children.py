@@ -1,4 +1,4 @@
-"""Child processes of a command: readiness, early ends, ends in order, nothing left behind."""
+"""Child processes of a command: readiness, early exit, orderly stop, no leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``handrail explain`` over stores of the virtual fleet, by its API and off-line: right phase, host and link, and as it looks."""
+"""``handrail explain`` over stores of the virtual fleet, by its API and off-line.
+
+The tests check the phase, host and link that it names, and how the answer looks.
+"""
 
 from __future__ import annotations
 

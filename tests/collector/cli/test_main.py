@@ -1,4 +1,4 @@
-"""The entry point: what it loads, how it ends, what it says."""
+"""The command line's entry point: its imports, exit codes and messages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_only_the_standard_library_is_loaded(code: str) -> None:
 
 
 def without(module: str) -> str:
-    """Code of a process in which a module is not installed."""
+    """Return the exit code of a process in which a module is not installed."""
     return f"import sys; sys.modules[{module!r}] = None; from handrail_cli.main import main"
 
 

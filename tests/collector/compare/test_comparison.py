@@ -1,4 +1,4 @@
-"""From stores to a comparison: scopes, runs, the hand-off's cost, and what cannot be compared."""
+"""From stores to a comparison: scopes, runs, hand-off cost, incomparable arms."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def rows(
     extra: tuple[PhaseRow, ...] = (),
     **more_ms: float,
 ) -> list[RequestRow]:
-    """Streams of eleven chunks, two a second; ``more_ms``: of ``spread``."""
+    """Return rows of streams with eleven chunks, two requests a second.
+
+    ``more_ms``: added to each duration of ``spread``.
+    """
     rng = random.Random(seed)
     made = []
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Who met the objectives, and what that bounds."""
+"""Which requests met the objectives, and the bounds of that share."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def test_the_gap_objective_is_about_what_is_asked(of: str, met: bool) -> None:
 
 
 def test_a_share_of_all_is_bounded_below_one() -> None:
-    """Draws of requests that all met it say nothing of those that might not: the interval is Wilson's then."""
+    """The interval of a share of 1 is Wilson's.
+
+    Resampled draws of requests that all met it say nothing about those that might not.
+    """
     block = np.arange(200) % 20
     everyone = np.ones(200, bool)
     found = share(everyone, everyone, block, Bootstrap(np.zeros(20, np.int64), (1,)))

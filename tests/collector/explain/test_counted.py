@@ -1,4 +1,7 @@
-"""Failures that an engine counts and that name no request: given to one only where no other can be meant, else said so."""
+"""Failures in an engine's counters, which name no request.
+
+A failure is attributed to a request only where no other one can be meant; otherwise it stays unexplained.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ def counted(
     at_ms: float = 0,
     computed: float | None = None,
 ) -> LogFact:
-    """As the metrics source makes it of two readings 5 s apart. ``computed``: prompt tokens computed there meanwhile."""
+    """Return the record that the metrics source makes of two readings 5 s apart.
+
+    ``computed``: the prompt tokens computed on the engine between them.
+    """
     grown: dict[Key, float] = {(name, "0", "nixl"): count}
     if computed is not None:
         grown[COMPUTED[0], "0", COMPUTED[1]] = computed
@@ -43,7 +49,7 @@ def counted(
 
 @dataclass
 class CountedCase:
-    """What came of it."""
+    """One case of counted failures and its expected result."""
 
     rows: list[RequestRow] = field(default_factory=list)
     unexplained: list[UnattributedFailures] = field(default_factory=list)
@@ -54,7 +60,10 @@ class CountedCase:
 
 
 def attribute(records: Iterable[Any], facts: Sequence[LogFact], engines: Sequence[Any] = ()) -> CountedCase:
-    """As the pipeline: facts of counters are held until the rest has come, then given away, and rows are told anew."""
+    """Attribute counted failures to requests, as the pipeline does.
+
+    The pipeline holds the facts of counters until the other evidence is there, attributes them, and makes the rows again.
+    """
     stitcher, book, waiting = Stitcher(), EngineRegistry(), CounterAttribution(14 * SECOND)
     for one in engines:
         book.take(one)

@@ -1,4 +1,7 @@
-"""Reported faults of the hand-off as their evidence comes to the collector: one outcome a request, and who said so."""
+"""Reported hand-off faults, from the evidence that reaches the collector.
+
+Each request has one outcome, and the outcome names its source.
+"""
 
 from __future__ import annotations
 
@@ -176,7 +179,10 @@ def test_A16_after_the_link_has_failed_no_answer_without_a_loads_good_word_is_tr
 
 
 def test_A16_the_stream_that_came_of_it_is_tainted_and_its_empty_answer_is_told() -> None:
-    """The recorded stream of the case as the proxy reads it, between an edge and a D whose link has been failing since t0."""
+    """A stream after a failed load is tainted.
+
+    The proxy reads the recorded stream of the case, between an edge and a D whose link fails since t0.
+    """
     name = _DATA / "sse/A16_reasoning_garbage_empty_content.sse.json"
     stream = json.loads(name.read_text(encoding="utf-8"))
     reader = ResponseReader(
@@ -355,7 +361,10 @@ def test_each_outcome_by_the_readers_own_record(of_fetch: dict[str, Any], outcom
     ],
 )
 def test_C15_a_failed_fetch_is_not_told_as_two_faults(dropped: tuple[str, ...], known: bool, output: str | None) -> None:
-    """Policy fail on vLLM 0.32: the request ends before it was scheduled, so its span's queue time is minus the uptime."""
+    """A failed fetch is one fault.
+
+    With policy ``fail`` on vLLM 0.32 the request ends before it is scheduled, so its span's queue time is minus the uptime.
+    """
     seen = split_request()
     d = altered(seen["d"], outcome=Outcome.STREAM_ERROR, ttft_token_ns=None)
     load = fetch(134, parent=d, done_ms=None, failure="transfer_failed", effect=FetchEffect.FAILED)

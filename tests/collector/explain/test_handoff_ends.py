@@ -1,4 +1,7 @@
-"""Seen on the real pair: what came after a hand-off was over is not what became of it."""
+"""Events after a hand-off's end do not decide its outcome.
+
+Seen on the real pair.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,10 @@ def test_an_engine_that_was_told_to_end_while_it_loaded_is_told_from_one_that_di
     ("status", "outcome"), [("engine_stopped", "upstream_disconnect"), ("aborted", "aborted"), ("stopped", "ok")]
 )
 def test_how_ps_answer_ended_is_not_how_the_request_did(status: str, outcome: str) -> None:
-    """D's API server took its exchange along, and no edge has reported: D's engine knows better than the proxy beside P."""
+    """D's engine knows the outcome better than the proxy beside P.
+
+    D's API server died with its exchange, and no edge has reported.
+    """
     seen = split_request()
     at_d = times(Role.DECODE, 133, 110, 150, 850, rid=RAW_D, parent=seen["edge"], status=status)
     row = stitched([seen["p"], at_d, fetch(134, parent=seen["edge"]), publish(105, parent=seen["p"])]).rows[0]

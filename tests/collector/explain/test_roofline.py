@@ -1,4 +1,7 @@
-"""A pool's place under the roofline: measured, estimated, or said not to be known; and what is read for it."""
+"""A pool's place under the roofline: measured, estimated or unknown.
+
+The tests also cover what is read from the store for it.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +183,7 @@ def test_products_that_are_not_known_and_slices_have_no_peak() -> None:
 
 
 def a_minute(host: str, role: Role, tensor: float, dram: float, gpus: int = 2) -> list[DeviceSample]:
-    """Half of it idle."""
+    """Return a minute of samples, half of it idle."""
     of = process(host, role)
     return [
         sample(

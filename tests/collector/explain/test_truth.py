@@ -1,4 +1,4 @@
-"""The referee, on short runs of fixed seeds: what it says of faults, of clocks, and of answers that are wrong."""
+"""The referee on short runs of fixed seeds: faults, clocks and wrong answers."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def played(referee: Referee) -> list[Known]:
 
 
 def swapped(row: RequestRow) -> RequestRow:
-    """It says that compute was first step, and first step compute."""
+    """Return an answer that swaps compute and first step."""
     other = {"prefill_compute": "first_step", "first_step": "prefill_compute"}
     return replace(row, phases=tuple(replace(p, phase=other.get(p.phase, p.phase)) for p in row.phases))
 

@@ -1,4 +1,7 @@
-"""The collector's page as Prometheus reads it: what is there from the start, what is absent until it is known."""
+"""The collector's metrics page as Prometheus reads it.
+
+Some series exist from the start; others are absent until their value is known.
+"""
 
 from __future__ import annotations
 

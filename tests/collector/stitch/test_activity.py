@@ -1,4 +1,4 @@
-"""What engines did lately: kept once, in order, bounded; and found by time."""
+"""The recent activity of engines: kept once, in order, bounded, and found by time."""
 
 from __future__ import annotations
 

@@ -20,7 +20,10 @@ NOW = EPOCH + 10 * SECOND
 
 
 def run(records: Iterable[Record], stitcher: Stitcher | None = None, *, until_s: float = 4000) -> list[RequestGroup]:
-    """Feed records 1 ms apart, then let time pass; the groups that were decided, each once."""
+    """Feed records 1 ms apart, then let time pass.
+
+    Return the groups that were decided, each once.
+    """
     stitcher = stitcher or Stitcher()
     decided: dict[int, RequestGroup] = {}
     for offset, record in enumerate(records):
@@ -49,7 +52,10 @@ def test_any_order_of_arrival_gives_one_request(order: Sequence[str]) -> None:
 
 
 def cut(record: Record, trace: str) -> Record:
-    """The record as it is when the context did not reach its process: a root of a trace of its own."""
+    """Return the record of a process that the trace context did not reach.
+
+    It is a root of a trace of its own.
+    """
     return replace(record, ids=SpanIds(trace_id=trace.encode().hex().rjust(32, "0"), span_id=record.ids.span_id))
 
 
@@ -318,7 +324,11 @@ def test_everything_is_forgotten_in_the_end() -> None:
     st.randoms(use_true_random=False),
 )
 def test_nothing_is_ever_joined_wrongly(requests: list[tuple[int, str, bool, int]], rng: random.Random) -> None:
-    """Any mix of lost contexts, missing proxies and clock offsets: never two requests in one; distinct ids, so all find home."""
+    """Two requests are never joined into one.
+
+    Contexts are lost, proxies are missing and clocks are offset in any mix. Ids are distinct, so every record finds its
+    request.
+    """
     records: list[Record] = []
     for n, (at, lost, proxies, skew_ms) in enumerate(requests):
         r = split_request(f"req-{n}", f"t{n}", at_ms=at, host_d=f"d{n}")
