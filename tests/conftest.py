@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# no test may fail because the machine is busy: neither an example's time nor that of making it is judged
+# no test may fail because the machine is busy: neither an example's time nor the time to make it is judged
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 

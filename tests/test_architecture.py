@@ -27,7 +27,7 @@ PACKAGES = (
 
 
 def cycles(graph: grimp.ImportGraph) -> Iterator[list[str]]:
-    """Return sets of modules that import each other, by Tarjan's algorithm.
+    """Yield sets of modules that import each other, by Tarjan's algorithm.
 
     networkx has it too, for one more dependency.
     """

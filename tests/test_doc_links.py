@@ -17,7 +17,7 @@ _ANCHOR = re.compile(r"<a\s+(?:id|name)=[\"']([^\"']+)")
 
 
 def links(text: str) -> list[str]:
-    """Yield the link targets of a page, without those in code."""
+    """Return the link targets of a page, without those in code."""
     plain = _CODE.sub("", _FENCED.sub("", text))
     return [inline or reference for inline, reference in _LINK.findall(plain)]
 

@@ -114,7 +114,7 @@ async def journal_release(code: int, folder: Path) -> str:
         await found.consume(Signal.TRACES, b"x" * 250)
     files.failing = {"unlink": code}
     found.release(600)
-    await found.consume(Signal.TRACES, b"x")  # behind it in the writing thread
+    await found.consume(Signal.TRACES, b"x")  # queued behind it in the writing thread
     files.failing = {}
     failures = found.stats.release_failures
     found.release(601)

@@ -2,8 +2,7 @@
 
 Anyone who changes a rule can run them without Python.
 promtool compares annotations too. promtool itself writes their texts when the files are made (``pytest --update``), and a
-reviewer
-reads them in the diff.
+reviewer reads them in the diff.
 """
 
 from __future__ import annotations

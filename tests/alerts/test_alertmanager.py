@@ -103,7 +103,7 @@ async def test_what_only_repeats_is_held_back_and_what_says_more_is_told(alertma
         fired("EngineDown", D0),
         fired("TtftBudgetBurning", {**TTFT, "severity": "page", "window": "1h"}),
         fired("KvFetchFailed", {**D0, "outcome": "failed"}),
-        fired("KvTransfersStuck", P0),  # another engine's
+        fired("KvTransfersStuck", P0),  # of another engine
         fired("RequestBudgetBurning", {**TTFT, "slo": "success-edge", "severity": "page", "window": "1h"}),
     ]
     held = [

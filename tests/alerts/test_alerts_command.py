@@ -136,7 +136,7 @@ Handler = Callable[[web.Request], web.Response]
 async def check(handler: Handler, *flags: str, tls: ssl.SSLContext | None = None) -> int:
     """Run ``handrail alerts check`` of the default file against a stub Prometheus.
 
-    The stub answers the queries with these values.
+    ``handler`` answers the queries.
     """
 
     async def query(request: web.Request) -> web.Response:

@@ -16,7 +16,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / ".ci" / "second_look.py"
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 
-# fails in its first run, whose number it keeps in a file, and in those that BREAK names
+# fails in its first run, whose number it keeps in a file, and in the runs that BREAK names
 TEST = """
 import os
 from pathlib import Path

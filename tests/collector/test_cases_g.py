@@ -153,7 +153,7 @@ async def test_G03_no_phase_depends_on_what_the_hosts_clocks_show(tmp_path: Path
         true = shows[peer] - shows[host]
         assert interval.low_ns is None or interval.low_ns <= true
         assert interval.high_ns is None or true <= interval.high_ns
-        if "h1" in (host, peer):  # called and answered; of P and D only that D came after P
+        if "h1" in (host, peer):  # h1 called and answered; between P and D only this is known: D came after P
             assert interval.width_ns is not None
 
 
@@ -284,7 +284,7 @@ async def test_G14_an_endless_trace_starves_nobody_and_a_late_error_is_kept(tmp_
         clock.now += 30 * SECOND
         pipeline._sweep(clock.now)
         assert len(pipeline.stitcher._links) == limit
-        assert pipeline.stitcher.stats.links_dropped == spans - 1 - limit  # its root hangs nowhere
+        assert pipeline.stitcher.stats.links_dropped == spans - 1 - limit  # its root has no parent
     rows = {row.client_request_id: row for row in stored(tmp_path)}
     assert len(rows) == given["expected"]["complete"] + 1
     assert all(row.complete for row in rows.values())

@@ -58,9 +58,9 @@ async def test_G12_what_is_delivered_again_changes_nothing(tmp_path: Path) -> No
     records = proxies("req-a", "t1")
     async with running(tmp_path, clock) as (journal, pipeline):
         for _ in range(3):
-            await send(journal, records)  # the same batches: known by sender and number
+            await send(journal, records)  # the same batches: recognized by sender and number
         for number, record in enumerate(records, 50):
-            await journal.consume(Signal.TRACES, batch([record], number, "tap"))  # known by their bytes
+            await journal.consume(Signal.TRACES, batch([record], number, "tap"))  # recognized as duplicates by their bytes
             await journal.consume(Signal.TRACES, batch([record], None, ""))
         clock.now += 30 * SECOND
         await journal.consume(Signal.TRACES, batch([exchange(Role.EDGE, 0, 1, rid="later", trace="t9")], 99, "other"))
@@ -89,7 +89,7 @@ async def test_a_restart_says_nothing_twice_and_loses_nothing(tmp_path: Path) ->
             await send(journal, [record], number)
             await taken(pipeline, journal)
             clock.now += (number % 3) * SECOND
-        # leaving has published what was decided
+        # a stop publishes what was decided
     clock.now += 60 * SECOND
     async with running(tmp_path, clock) as (journal, pipeline):
         await send(journal, [exchange(Role.EDGE, 0, 1, rid="later", trace="t9")], 99)
@@ -224,7 +224,7 @@ async def test_what_no_column_takes_is_left_out_and_the_rest_goes_on(tmp_path: P
         await taken(pipeline, journal)
         clock.now += 30 * SECOND
         pipeline._sweep(clock.now)
-        odd = replace(pipeline._rows[0], request_id="f" * 16, status="no number")  # no column takes it
+        odd = replace(pipeline._rows[0], request_id="f" * 16, status="no number")  # no column takes this value
         pipeline._rows.append(odd)
         await pipeline.flush()
         assert pipeline.stats.failing == 0
@@ -274,7 +274,7 @@ async def test_a_store_that_is_gone_ends_the_pipeline_and_nothing_more_is_acknow
 
 @asynccontextmanager
 async def _gone(root: Path) -> AsyncIterator[tuple[Journal, Pipeline]]:
-    """A collector whose pipeline ends because its store is gone."""
+    """Yield a collector whose pipeline ends because its store is gone."""
     stack = AsyncExitStack()
     yield await stack.enter_async_context(running(root, Clock()))
     with pytest.raises(FolderGoneError):
@@ -309,7 +309,7 @@ async def test_rows_decided_while_nothing_comes_are_published_too(tmp_path: Path
         for wait in (13, 40):
             clock.now += wait * SECOND
             pipeline._sweep(clock.now)
-            await pipeline.flush()  # twice the same empty offset range
+            await pipeline.flush()  # twice with the same empty offset range
         assert len(stored(tmp_path)) == 3
 
 

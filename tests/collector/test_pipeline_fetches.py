@@ -75,7 +75,7 @@ async def test_an_open_hand_off_is_a_provisional_row_with_its_age_until_its_end_
         assert [f.outcome for f in pipeline.fetches()] == ["hung"]
         ended = altered(open_one, provisional=False, noticed_ns=80 * SECOND, ended_ns=80 * SECOND)
         await journal.consume(Signal.TRACES, plugin_batch([ended], 3))
-        await journal.consume(Signal.LOGS, log_batch([later], 4))  # one that was held up says nothing any more
+        await journal.consume(Signal.LOGS, log_batch([later], 4))  # a delayed report changes nothing
         await taken(pipeline, journal)
         assert [(f.outcome, f.open) for f in pipeline.fetches()] == [("ok", False)]
         pipeline._sweep(clock.now + 30 * SECOND)

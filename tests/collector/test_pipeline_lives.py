@@ -97,9 +97,9 @@ def foreign_span(span_id: str, parent: Exchange) -> bytes:
 
 
 def events(rng: random.Random) -> Iterator[tuple[float, Exchange | bytes]]:
-    """Return the events by arrival time.
+    """Yield what arrives, and when.
 
-    They are whole requests, P without context, and D linked by a span that comes up to 30 s late.
+    These are whole requests, P without context, and D linked by a span that comes up to 30 s late.
     """
     for n in range(REQUESTS):
         at = rng.uniform(0, 60)
@@ -167,7 +167,7 @@ def _check_counts(root: Path, pipeline: Pipeline, spans: int, records: int) -> N
     written = [row for row in every_version(root) if row.scope != MERGED]
     assert seen[CounterKey.ROWS] == sum(seen.by_word(CounterKey.DECISIONS).values()) == len(written)
     assert sum(seen.by_word(CounterKey.JOINS).values()) <= records
-    # phases and outcomes: each request once, but one that was told in parts before they were joined, once a part
+    # phases and outcomes: each request counts once, but once a part where it was decided in parts before they were joined
     assert sum(seen.by_words(CounterKey.JOINED, 2).values()) == REQUESTS
     unattributed = seen.durations(Timed.PHASES, 2)[Phase.UNATTRIBUTED.value, UNKNOWN].histogram().count
     reported_apart = sum(row.scope == MERGED for row in every_version(root))

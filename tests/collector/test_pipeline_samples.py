@@ -55,7 +55,7 @@ async def test_samples_are_stored_once_whatever_is_delivered_again_and_replayed(
             for seq, batch in enumerate(reports, 1):
                 await journal.consume(Signal.METRICS, device_batch(batch, seq))
             await taken(pipeline, journal)
-            assert pipeline.duplicates.batches == (0 if life == 0 else 4)  # one came again before, three now
+            assert pipeline.duplicates.batches == (0 if life == 0 else 4)  # one repeat in the first life, three in the second
             if life == 0:
                 await pipeline.flush()
                 await journal.consume(Signal.METRICS, device_batch(reports[0], 1))

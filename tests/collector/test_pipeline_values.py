@@ -67,7 +67,7 @@ async def test_numbers_at_the_edges_of_their_types_cost_no_row(tmp_path: Path, s
         for signal, payload in sent:
             await journal.consume(signal, payload)
         await taken(pipeline, journal)
-        for _ in range(2):  # whatever is open is decided
+        for _ in range(2):  # two passes decide everything that is open
             clock.now += 3600 * SECOND
             await journal.consume(Signal.TRACES, batch([exchange(Role.EDGE, 0, 1, rid="later", trace="t9")], clock.now % 97, "o"))
             await taken(pipeline, journal)

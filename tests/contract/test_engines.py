@@ -2,8 +2,7 @@
 
 The tests check what it claims and what it reads, and that no input makes it raise.
 A registry entry without a recording fails here with the path to create: tests/data/recordings/otlp_raw/<name>.pb or the
-recorded
-``*.grpc.pb`` / ``*.http.pb`` of the engine, and tests/golden/engines/<adapter>.txt (written with --update).
+recorded ``*.grpc.pb`` / ``*.http.pb`` of the engine, and tests/golden/engines/<adapter>.txt (written with --update).
 """
 
 from __future__ import annotations

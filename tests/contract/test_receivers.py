@@ -98,7 +98,7 @@ class Transport:
             except grpc.aio.AioRpcError as error:
                 trailers: Any = error.trailing_metadata()
                 status = next((value for key, value in trailers if key == DETAILS_KEY), b"")
-                # Both must say the same: some senders read one, some the other.
+                # Both must be equal: some senders read one, some the other.
                 message = (error.details() or "") if status_message(status) in ("", error.details()) else "contradiction"
                 return Reply(error.code().name, 0, message, retry_delay_s(status))
         partial = SHAPES[signal].response.FromString(answer).partial_success
@@ -262,7 +262,7 @@ async def test_a_consumer_that_breaks_its_contract(
         reply = await transport.send(receiver, Signal.TRACES, BATCH)
         assert reply.code == ("UNAVAILABLE" if transport.content_type is None else 503)
         assert reply.delay_s == 1.0
-        assert reply.message == "internal fault"  # and nothing of the exception
+        assert reply.message == "internal fault"  # no text of the exception
         assert receiver.stats.consumer_faults == 1
     assert "the consumer of traces failed" in caplog.text
 
@@ -360,7 +360,7 @@ async def test_stopping_is_told_on_an_open_connection(make: Callable[..., Receiv
     headers = {"Content-Type": PROTOBUF}
     async with aiohttp.ClientSession() as session:
         async with session.post(url(receiver, "/v1/traces"), data=b"\xff", headers=headers) as response:
-            assert response.status == 400  # leaves a connection open
+            assert response.status == 400  # this answer leaves a connection open
         held = asyncio.create_task(OVER_HTTP.send(receiver, Signal.TRACES, BATCH))
         await asyncio.wait_for(gated.entered.wait(), 60)
         stopping = asyncio.create_task(receiver.shutdown(20.0))
@@ -376,7 +376,7 @@ async def test_stopping_is_told_on_an_open_connection(make: Callable[..., Receiv
 async def test_a_caller_that_gives_up_does_not_tear_the_consumer(make: Callable[..., Receiver]) -> None:
     gated = Gated()
     async with running(make, gated) as receiver:
-        for patience_s in (0.3, 3.0, 30.0):  # until it is long enough to get as far as the consumer
+        for patience_s in (0.3, 3.0, 30.0):  # until the patience is long enough to reach the consumer
             reply = await OVER_GRPC.send(receiver, Signal.TRACES, BATCH, timeout_s=patience_s)
             assert reply.code == "DEADLINE_EXCEEDED"
             if gated.entered.is_set():

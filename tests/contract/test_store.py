@@ -67,7 +67,7 @@ class Store:
 
 
 def parquet(folder: Path, folded: bool = False) -> Iterator[Store]:
-    """Return a Parquet store.
+    """Yield a Parquet store.
 
     ``folded``: compacted after every publish, as if each were the last of its hour.
     """
@@ -103,7 +103,7 @@ def parquet(folder: Path, folded: bool = False) -> Iterator[Store]:
 
 
 def memory(folder: Path) -> Iterator[Store]:
-    """Return a store in memory.
+    """Yield a store in memory.
 
     It shows that the battery needs nothing that only files and SQL have.
     """
@@ -445,7 +445,7 @@ def test_samples_come_back_as_they_were_those_asked_for(store: Store, fields: di
     samples = several_hosts()
     for start in range(0, len(samples), 40):
         store.publish([], [], {Table.GPU_SAMPLES: runs(samples[start : start + 40])})
-    store.publish([], [], {Table.GPU_SAMPLES: runs(samples[:10])})  # told twice
+    store.publish([], [], {Table.GPU_SAMPLES: runs(samples[:10])})  # reported twice
     wanted = SampleFilter(**({"since_unix_ns": 0, "until_unix_ns": 1 << 62} | fields))
     found = store.reader.samples(Table.GPU_SAMPLES, wanted)
     assert by_device(found) == by_device(map(wanted.reduced, filter(wanted.matches, samples)))

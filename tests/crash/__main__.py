@@ -2,8 +2,7 @@
 
 ``--json`` prints one object a line. The exit code is 1 when anything is not 0.
 One life of a collector is recorded, crashed before each of its operations in every way, started again, and compared with what
-was
-acknowledged. The starts are crashed too.
+was acknowledged. The starts are crashed too.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest has it
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest sets it
 
 from crash import faults
 from crash.crashes import START, Crashes, Tally
@@ -36,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="crash the start after every crash, fail every operation (minutes)")
     parser.add_argument("--json", action="store_true", help="one object a line on standard output")
     given = parser.parse_args(arguments)
-    logging.disable(logging.CRITICAL)  # the faults are meant, and told by the hundred
+    logging.disable(logging.CRITICAL)  # the faults are intended, and logged by the hundred
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         recorded = Recorder(Path(folder) / "recorded").run()

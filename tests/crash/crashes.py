@@ -40,7 +40,7 @@ class Outcome:
     lost: int = 0
     twice: int = 0
     torn: int = 0
-    wrong: int = 0  # rows that are not what was sent, and counts that are not what was stored
+    wrong: int = 0  # rows that differ from what was sent, and counts that differ from what was stored
     message: str = ""
 
 
@@ -81,13 +81,13 @@ class Crashes:
 
     def __init__(self, recorded: Recorded, folder: Path, every: int = 1, again: int = 1) -> None:
         self.tallies: dict[str, Tally] = {}
-        self.starts = 0  # carried out; all other crashes left a disk that had been started before
+        self.starts = 0  # starts that were run; all other crashes left a disk that an earlier start had
         self._recorded = recorded
         self._folder = folder
         self._every = every
         self._again = again
         self._roots = 0
-        self._known: dict[tuple[bytes, int], Outcome] = {}  # a start depends on the disk and on what was acknowledged
+        self._known: dict[tuple[bytes, int], Outcome] = {}  # a start depends only on the disk and on what was acknowledged
         self._crashed_starts: set[tuple[bytes, int]] = set()
 
     def run(self) -> None:

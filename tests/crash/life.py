@@ -222,7 +222,7 @@ class Collector:
     async def start(self) -> None:
         """Start and replay the journal."""
         await self.journal.start()
-        last = max((record.next_offset for record in self.journal._log.read(0)), default=0)  # the end may be damage, no record
+        last = max((record.next_offset for record in self.journal._log.read(0)), default=0)  # the end may be damaged
         self.running = asyncio.create_task(self.pipeline.run())
         await until(lambda: self.pipeline._position >= last)
 
@@ -290,7 +290,7 @@ class Collector:
 
 
 def requests_of(sent: Sequence[Sent]) -> Iterator[frozenset[str]]:
-    """Yield the evidence of each request that must have one row.
+    """Return the evidence of each request that must have one row.
 
     It assumes that exactly this was sent and that time has passed.
     """

@@ -29,7 +29,7 @@ def queries(board: str, title: str) -> list[str]:
 
 
 def buckets(name: str, values: Sequence[float], labels: Mapping[str, str], layout: Layout = LATENCY) -> Iterator[Series]:
-    """Return a histogram of ``values`` (in s, or in bytes), spread evenly in a window."""
+    """Yield a histogram of ``values`` (in s, or in bytes), spread evenly in a window."""
     histogram, total = Histogram(layout), 0
     for value in values:
         histogram.observe(round(value * layout.per_unit))

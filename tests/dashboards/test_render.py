@@ -33,7 +33,7 @@ RENDER: Final = Path(__file__).parent / "render"
 NAMES: Final = [board.file for board in BOARDS]
 FAULTS: Final = (
     *("slow_link:p0>d0:8", "fetch_failed:p1>d1:0.2", "preemption_storm:d0:0.3", "gpu_throttled:d1:4"),
-    "slow_prefill:p1:25@150-190",  # when enough requests have been joined to say which ones are slow
+    "slow_prefill:p1:25@150-190",  # by then enough requests are joined to say which ones are slow
 )
 SECONDS: Final = float(os.environ.get("HANDRAIL_STAGE_SECONDS", "75"))
 Shown = dict[str, Any]
@@ -140,7 +140,7 @@ def test_every_panel_shows_data_or_says_why_there_is_none(shown: Shown, name: st
 
 
 EMPTY: Final = {
-    # one host: nothing bounds a pair of clocks; nothing is lost; slow links and slow requests are told after some minutes
+    # one host: nothing bounds a pair of clocks; nothing is lost; slow links and slow requests show after some minutes
     "fleet": set() if SECONDS >= 250 else {"Where the slowest 1 % spend their time to first token", "Slow requests, by phase"},
     "handoff": {"Slow links now"},
     "decode": {"ITL p99"},  # the load asks for no running totals

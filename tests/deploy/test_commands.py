@@ -208,7 +208,7 @@ def test_all_that_is_ours_runs_unprivileged_on_a_read_only_root(example: str) ->
     assert ours
     for each in ours:
         if each.name == "router" and example.startswith("kustomize"):
-            continue  # stands for somebody else's
+            continue  # a stand-in for another project's router
         security = each.spec["securityContext"]
         assert security["readOnlyRootFilesystem"] is True, (each.workload, each.name)
         assert security["allowPrivilegeEscalation"] is False

@@ -23,9 +23,9 @@ WITHIN_S = 30.0
 
 @contextmanager
 def kept(folder: Path, handrail: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run with a program named ``handrail`` that logs each of its starts.
+    """Run ``handrail-kept`` with a stub of ``handrail`` that records each start.
 
-    It writes a line to ``starts`` whenever it begins.
+    The stub writes a line to ``starts`` whenever it begins, then runs the given shell text.
     """
     program = folder / "bin/handrail"
     program.parent.mkdir()

@@ -31,7 +31,7 @@ from harness.manifests import (
 )
 from harness.operator_schemas import KINDS
 
-# What of the chart goes where.
+# The chart's kinds, by the kustomization that has them.
 _COLLECTOR = ("ServiceAccount", "ConfigMap", "Service", "StatefulSet", "NetworkPolicy")
 _MONITORING = ("PodMonitor", "PrometheusRule")
 PLAINTEXT: dict[str, Any] = {"tls": {"mode": "plaintext"}}
@@ -54,7 +54,7 @@ _HELMS_OWN = ("app.kubernetes.io/managed-by", "helm.sh/chart")
 
 
 def without_helm(documents: Sequence[Document], kinds: Sequence[str]) -> Iterator[Document]:
-    """Return the chart's objects of these kinds as Kustomize's users have them.
+    """Yield the chart's objects of these kinds as Kustomize's users have them.
 
     Dashboards are left out.
     """

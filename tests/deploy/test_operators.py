@@ -13,7 +13,7 @@ import pytest
 from harness.manifests import chart, kustomization, one
 from harness.operator_schemas import KINDS, operator_problems
 
-pytestmark = pytest.mark.timeout(600)  # npm's first installation included
+pytestmark = pytest.mark.timeout(600)  # includes npm's first installation
 
 VALUES: tuple[dict[str, Any], ...] = (
     {},

@@ -39,7 +39,7 @@ def root(tmp_path: Path) -> Path:
     (units / "vllm-decode.service").write_text("[Service]\nExecStart=/opt/handrail/venv/bin/handrail\n", encoding="utf-8")
     shutil.copytree(UNITS / "vllm.service.d", units / "vllm-decode.service.d")
     system = Path("/lib/systemd/system")
-    if system.is_dir():  # the targets that ours name
+    if system.is_dir():  # the targets that our units name
         shutil.copytree(system, tmp_path / "lib/systemd/system", symlinks=True, ignore_dangling_symlinks=True)
     return tmp_path
 

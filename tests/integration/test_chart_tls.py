@@ -65,7 +65,7 @@ def ask(port: int, path: str, way: Way) -> tuple[int, str]:
 class Stack:
     collector: int
     sidecar: int
-    secrets: dict[str, Path]  # as the volume of each part would hold them
+    secrets: dict[str, Path]  # as the volume of each part holds them
     documents: list[Document]
     children: Children
 

@@ -29,7 +29,7 @@ from harness.acknowledged import Load, loading, stored
 from harness.ports import held_port
 
 KILLS = 20
-HANGS_S = 180.0  # who waits so long for a step waits for nothing
+HANGS_S = 180.0  # a step that takes this long hangs
 
 
 @contextlib.asynccontextmanager
@@ -100,7 +100,7 @@ async def _kill_again_and_again(tmp_path: Path, port: int, load: Load, sending: 
             assert time.monotonic() < until, f"{count} of {load.requests} rows (seed {seed})"
             await asyncio.sleep(0.2)
         until = time.monotonic() + HANGS_S
-        while not await asyncio.to_thread(_compacted, reader):  # a life may be too short for it; this one is long enough
+        while not await asyncio.to_thread(_compacted, reader):  # a life may be too short for it; this one is not
             assert time.monotonic() < until, f"nothing was compacted (seed {seed})"
             await asyncio.sleep(0.2)
         child.terminate()

@@ -19,8 +19,8 @@ L40S_REQUESTS = 600
 """25 minutes at 0.4/s.
 
 The headline does not depend on it: 200, 300, 400, 600 and 1,200 requests of this seed give the same one.
-The split arm's p99 gap does, since about 1 % of the gaps hold a post of a transfer: 26 ms or 50.2 ms. Hence an objective of
-60 ms here.
+The split arm's p99 gap does, since about 1 % of the gaps hold a post of a transfer: 26 ms or 50.2 ms. Hence an objective of 60
+ms here.
 """
 
 

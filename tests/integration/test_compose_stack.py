@@ -73,7 +73,7 @@ def stack(tmp_path: Path) -> Iterator[tuple[Stack, Callable[[str, Callable[[], b
     file = tmp_path / "collector.yaml"
     file.write_text(yaml.safe_dump({**yaml.safe_load(config), "forward": []}), encoding="utf-8")
     made.services["collector"]["command"] = ["collector", f"--config={file}", "--decision-engine-wait=3s", "--flush-interval=1s"]
-    without = ("load", "pager")  # what asks is started by the test; Alertmanager is not here
+    without = ("load", "pager")  # the test starts the load itself; Alertmanager is not here
     started = [
         name for name, each in made.services.items() if str(each.get("image")).startswith("handrail") and name not in without
     ]

@@ -42,7 +42,7 @@ async def test_running_engines_are_looked_at(tmp_path: Path) -> None:
     assert served.seen == MODEL
     revision = found(facts, "pair.revision")
     assert revision is not None
-    assert (revision.verdict, revision.seen) == (CheckStatus.SKIP, "neither says")  # no running engine tells it
+    assert (revision.verdict, revision.seen) == (CheckStatus.SKIP, "neither says")  # no running engine shows it
 
 
 def seen(scenario_name: str, requests: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

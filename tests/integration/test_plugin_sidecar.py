@@ -54,9 +54,9 @@ class Door:
 
 @pytest.mark.parametrize("moved", [True, False], ids=["of now", "as recorded"])
 async def test_recorded_datagrams_reach_the_collector(tmp_path: Path, moved: bool) -> None:
-    """The datagrams keep their recorded times.
+    """Datagrams arrive with times moved to now, and with their recorded times.
 
-    They are another host's times, ahead of this host's clock or hours behind it.
+    Recorded times are another host's: ahead of this host's clock, or hours behind it.
     """
     door = Door()
     server = OtlpServer(

@@ -57,7 +57,7 @@ def reading(program: Path) -> str:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Return a folder that everyone may enter; pytest's own are the user's alone."""
+    """Yield a folder that everyone may enter; pytest's own are the user's alone."""
     made = Path(tempfile.mkdtemp(prefix="handrail-ro-"))
     made.chmod(0o755)
     yield made

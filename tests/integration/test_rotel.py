@@ -112,7 +112,7 @@ async def test_sdk_to_rotel_to_us(tmp_path: Path, exporter: Callable[[Rotel], Sp
         async with rotel(tmp_path, address(server, protocol), protocol) as ports:
             await asyncio.to_thread(emit, exporter(ports))
             await until(lambda: len(spans_of(kept.payloads)) >= SPANS)
-        # rotel has stopped: whatever it would have sent twice is here.
+        # rotel has stopped: anything that it would send twice is here
         assert names(kept) == EMITTED
         assert server.stats.requests_refused == (0 if trouble == "steady" else 3)
 

@@ -21,7 +21,7 @@ from handrail.otlp.signals import Accepted, Signal
 from harness.web import get
 
 COUNT = 5000
-OWN = 200  # descriptors that the flood's process needs beside
+OWN = 200  # descriptors that the flooding process needs besides
 
 
 @pytest.mark.timeout(600)

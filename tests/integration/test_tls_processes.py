@@ -163,7 +163,7 @@ async def test_everything_is_changed_while_requests_run_and_no_request_is_lost(t
             replace(setup.tokens, NEW.encode())
             for child in ("collector", "sidecar"):
                 await ask.until(child, reloads("tokens"), NEW, 2)
-                assert await ask.metric(child, reloads("tokens"), OLD) == -1.0  # no longer let in
+                assert await ask.metric(child, reloads("tokens"), OLD) == -1.0  # the old token is refused
             await ask.complete()
             sent = {f"tls-{number:04d}" for number in range(ask.sent)}
             assert await ask.rows_once(sent, NEW) == sent

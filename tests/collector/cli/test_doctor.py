@@ -73,7 +73,7 @@ def verdicts(whole: dict[str, Any]) -> dict[str, str]:
 
 
 def bundled(name: str) -> Scenario:
-    """A scenario of the emulated fleet."""
+    """Return a scenario of the emulated fleet."""
     return load(name)
 
 

@@ -1,4 +1,4 @@
-"""``handrail links`` over a store, by its API and off-line, and as it looks."""
+"""``handrail links`` over a store, by its API and off-line, and its layout."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_ctrl_c_ends_quietly_with_130() -> None:
         command = [sys.executable, "-m", "handrail_cli.main", "requests", "--api", api]
         heeding = signal.signal(
             signal.SIGINT, signal.default_int_handler
-        )  # a test run in the background ignores it, children too
+        )  # a test run in the background ignores SIGINT, and so do its children
         try:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         finally:

@@ -121,7 +121,7 @@ def nobody_sets_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A collector's data folder with a published store."""
+    """Return a collector's data folder with a published store."""
     publisher = StorePublisher(tmp_path / "store")
     publisher.open()
     flat = {Table.KV_FETCHES: [FETCH, STALE]}

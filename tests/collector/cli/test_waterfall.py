@@ -1,4 +1,4 @@
-"""The waterfall: whole renderings by golden file, and what must hold for any row."""
+"""The waterfall: golden files of whole renderings, and rules for any row."""
 
 from __future__ import annotations
 

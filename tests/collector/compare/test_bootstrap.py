@@ -54,7 +54,7 @@ def test_equal_values_have_an_interval_of_no_width() -> None:
 
 
 def test_a_tail_of_few_waves_has_no_interval() -> None:
-    values, block = np.arange(3000).astype(np.float64), np.arange(3000) * 20 // 3000  # all that is slow came in the last block
+    values, block = np.arange(3000).astype(np.float64), np.arange(3000) * 20 // 3000  # everything slow is in the last block
     middle, _, tail = blocks(20).quantiles(values, block, SHARES)
     assert not isnan(middle.interval()[0])
     assert isnan(tail.interval()[0])

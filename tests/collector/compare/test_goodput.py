@@ -66,8 +66,8 @@ def test_a_share_of_all_is_bounded_below_one() -> None:
 def test_requests_that_fail_in_waves_widen_the_share() -> None:
     met = np.ones(2000, bool)
     met[:200] = False
-    spread = np.arange(2000) % 20  # each block has a tenth of them
-    waves = np.arange(2000) // 100  # two blocks have them all
+    spread = np.arange(2000) % 20  # each block has a tenth of the misses
+    waves = np.arange(2000) // 100  # two blocks have all the misses
     even, uneven = (share(met, np.ones(2000, bool), block, Bootstrap(np.zeros(20, np.int64), (1,))) for block in (spread, waves))
     assert even.value == uneven.value == 0.9
     assert even.low is not None

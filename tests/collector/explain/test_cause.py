@@ -81,7 +81,7 @@ def test_two_that_grew_alike_leave_it_open_and_the_host_known() -> None:
     typical = typical_of(rows)
     found = [cause_of(rows[number], typical) for number in touched]
     left_open = [cause for cause in found if cause.phase is None]
-    assert len(left_open) >= 5  # the others are a little more likely one than the other
+    assert len(left_open) >= 5  # in the others one is a little more likely than the other
     assert {cause.place for cause in found} == {"p0"}
     assert {frozenset(cause.alike) for cause in left_open} == {frozenset({Phase.PREFILL_QUEUE, Phase.PREFILL_COMPUTE})}
 

@@ -71,7 +71,7 @@ def attribute(records: Iterable[Any], facts: Sequence[LogFact], engines: Sequenc
         stitcher.add(record, offset, NOW)
     for offset, one in enumerate(facts, 1000):
         assert waiting.take(one, offset, NOW)
-        assert waiting.take(one, offset, NOW)  # told twice is once
+        assert waiting.take(one, offset, NOW)  # reported twice, counted once
     counted_case, latest = CountedCase(), {}
     for second in range(60):
         now = NOW + second * SECOND
@@ -180,7 +180,7 @@ def test_more_failures_than_requests_that_failed_are_a_finding_where_the_ranks_a
     seen = split_request()
     known = fetch(134, parent=seen["d"], done_ms=None, noticed_ms=20, failure="transfer_failed", effect=FetchEffect.FAILED)
     records = [*failed_answer(seen), known]
-    assert attribute(records, [counted(8)]).unexplained == []  # how many workers count the same one is not known
+    assert attribute(records, [counted(8)]).unexplained == []  # it is unknown how many workers count the same failure
     assert attribute(records, [counted(8)], [facts_of(Role.DECODE, tp_size=8)]).unexplained == []
     (one,) = attribute(records, [counted(8)], [facts_of(Role.DECODE, tp_size=2)]).unexplained
     assert (one.explained, one.fact.lines) == (1, 8)

@@ -26,7 +26,7 @@ from handrail_collector.store.schema import Table
 
 
 def rows(count: int = 1500) -> list[RequestRow]:
-    """Healthy requests of hosts p0 p1, d0 d1, each with gaps of about 10 ms."""
+    """Return healthy requests of hosts p0 p1, d0 d1, each with gaps of about 10 ms."""
     dice = random.Random(4)
     return [with_gap(usual(number, dice), 10 * MS + dice.randrange(MS)) for number in range(count)]
 

@@ -27,7 +27,7 @@ def test_a_load_that_failed_and_was_made_again_was_retried_and_the_request_says_
     row = found.row("req-a")
     assert (row.kv_outcome, row.kv_reason, row.outcome) == ("retried", "transfer_failed", "ok")
     assert row.kv_lost_ns == 20 * MS
-    assert row.kv_bytes == 64 * 32768  # of the one that went well
+    assert row.kv_bytes == 64 * 32768  # the bytes of the load that went well
     assert row.kv_evidence == (
         "decode:plugin load failed: transfer_failed",
         "decode:plugin loaded and seen by the scheduler",

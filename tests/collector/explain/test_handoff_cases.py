@@ -33,7 +33,7 @@ def case(name: str) -> Any:
 
 
 def of_log(name: str, role: Role = Role.PREFILL) -> list[LogFact]:
-    """The facts of a recorded log, as the log source makes them."""
+    """Return the facts of a recorded log, as the log source makes them."""
     near = int(datetime(2026, 8, 16, 9, tzinfo=timezone.utc).timestamp()) * 10**9
     folder = Folder(process(role), Source.LOG, None)
     for text in (_DATA / "logs" / name).read_text(encoding="utf-8").splitlines():
@@ -47,7 +47,7 @@ def of_log(name: str, role: Role = Role.PREFILL) -> list[LogFact]:
 
 
 def request(number: int, raw_p: str, start_ns: int) -> list[Any]:
-    """A split request whose proxies saw nothing wrong, whose P calls it ``raw_p``."""
+    """Return a split request that P calls ``raw_p``; its proxies saw nothing wrong."""
     rid, at = f"req-{number}", (start_ns - EPOCH) / MS
     seen = split_request(rid, f"t{number}", at)
     p, d = seen["p"], seen["d"]
@@ -75,7 +75,7 @@ def test_A01_eight_stale_reads_of_forty_two_requests_all_with_200() -> None:
     assert {row.outcome for row in stale} == {"tainted"}
     assert all("stale_read: blocks were read 21.0 s after P had given them up" in row.findings for row in stale)
     assert sum(row.outcome == "ok" for row in found.rows) == 34
-    assert len(stale[0].kv_evidence) == 1  # eight ranks said it, of one request
+    assert len(stale[0].kv_evidence) == 1  # eight ranks reported it, for one request
 
 
 def test_A01_the_plugins_word_for_it_needs_no_log() -> None:
@@ -114,7 +114,7 @@ def test_A08_the_wait_is_told_and_is_over_the_lease_though_clocks_differ() -> No
         d_at + 1, parent=d, host="hd", started_ms=wait * S - 60, posted_ms=wait * S - 51, done_ms=131_200, noticed_ms=131_250
     )
     gone = fact(LogKind.EXPIRED, Role.PREFILL, lease * S, "cmpl-req-a-0-0000aaaa", host="hp", numbers=(("timeout_s", 120.0),))
-    one_call = split_request("req-b", "t2", 500_000, "hp", "hd")  # a short one between the same hosts bounds their clocks
+    one_call = split_request("req-b", "t2", 500_000, "hp", "hd")  # a short request between the same hosts bounds their clocks
     one_call["edge"] = altered(one_call["edge"], process=process(Role.EDGE, host="he"))
     one_call["d"] = altered(one_call["d"], arrival_unix_ns=EPOCH + round((500_130 + skew) * MS))
     calls = [one_call[name] for name in ("edge", "p", "d")]
@@ -146,7 +146,7 @@ def test_A10_recompute_is_no_success_of_the_fetch_though_the_client_has_its_answ
     found = stitched([*seen.values(), load, at_d])
     row = found.row("req-a")
     assert (row.kv_outcome, row.kv_reason, row.outcome) == ("recomputed", "transfer_failed", "ok")
-    assert row.kv_lost_ns == 149 * MS  # until its first token: D computed what it had failed to load
+    assert row.kv_lost_ns == 149 * MS  # until its first token: D computed what it failed to load
     line = fact(LogKind.RECOMPUTED, Role.DECODE, 180, "cmpl-req-a-0-0000dddd")
     at_d_only = stitched([*seen.values(), at_d, line]).row("req-a")
     assert at_d_only.kv_outcome == "recomputed"

@@ -49,7 +49,7 @@ def rows(count: int, seed: int = 5) -> list[RequestRow]:
 
 
 def waiting(row: RequestRow, phase: str, more_ns: int) -> RequestRow:
-    """The row with one phase longer."""
+    """Return the row with one phase longer."""
     phases = tuple(replace(p, duration_ns=p.duration_ns + more_ns) if p.phase == phase else p for p in row.phases)
     return replace(row, phases=phases, ttft_token_ns=(row.ttft_token_ns or 0) + more_ns)
 

@@ -77,7 +77,7 @@ def test_everything_seen() -> None:
     assert kv_part.duration_ns == 100 * MS
     assert kv_part.may_be == tuple(p.value for p in KV_AND_QUEUE)
     assert row.complete
-    assert row.kv_outcome == "unknown"  # proxies and spans cannot see a fetch succeed
+    assert row.kv_outcome == "unknown"  # proxies and spans cannot show that a fetch succeeded
     assert row.findings == ()
 
 

@@ -68,7 +68,7 @@ def test_a_time_in_which_streams_of_one_host_stood_still_is_one_event(tmp_path: 
     stall_rows = [
         stall(1000, 300, request="r0"),
         stall(1100, 100, request="r1"),
-        stall(1290, 100, request="r2"),  # begins while the first stands still, ends after it
+        stall(1290, 100, request="r2"),  # begins while the first stream stalls, ends after it
         stall(1350, 50, request="r3"),
         stall(5000, request="r0", number=1),
         stall(8000, request="r1", number=1),

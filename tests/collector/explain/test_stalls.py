@@ -200,7 +200,7 @@ def test_B12_a_collection_of_garbage_stalls_every_stream_at_once_and_is_three_ev
     expected, made = gc_of_case_B12()
     stalls = stalls_of(made)
     assert len(stalls) == expected["not_outliers"]
-    assert by_cause(stalls[5:]) == {"host_pause": 55}  # the first streams of a process have little to be compared with
+    assert by_cause(stalls[5:]) == {"host_pause": 55}  # the first streams of a process have little to compare with
     assert {stall.evidence[0].split(" stood")[0] for stall in stalls} == {"process api 7"}
     begins = [stall.started_unix_ns for stall in stalls]
     groups = 1 + sum(two - one > 500 * MS for one, two in zip(begins, begins[1:], strict=False))  # noqa: RUF007
@@ -214,7 +214,7 @@ def test_B16_the_hand_off_in_the_first_gap_is_no_stall_of_the_stream() -> None:
     d = stream(Role.DECODE, 640, 1360, [24] * 39, kv_in=kv("cmpl-req-a-0-0000aaaa"))
     assert stalls_of([edge, p, d, *seconds(0, 4000)]) == []
     alone = stalls_of([edge])
-    assert [(stall.index, stall.cause) for stall in alone] == [(0, "unknown")]  # nobody else tells where its tokens came from
+    assert [(stall.index, stall.cause) for stall in alone] == [(0, "unknown")]  # no other evidence shows where tokens came from
 
 
 def test_B24_gaps_beside_others_prefill_and_a_parser_that_held_text_back() -> None:

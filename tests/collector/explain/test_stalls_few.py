@@ -30,12 +30,11 @@ BURSTS_MS = range(2500, LASTS_MS, 3100)
 
 
 def steps(random: Random, noise: float, later_ms: int = 0, slow: float = 1) -> Iterator[tuple[float, float, int]]:
-    """Return steps: begin, length, prompt tokens.
+    """Yield steps: begin, length, prompt tokens.
 
     A share of ``noise`` of them took longer without a known reason.
     Half of the prompts took ``slow`` times as long, as happens where something else wants the processors. On tests/vllm's
-    engine a token
-    took 55 microseconds, or 200 to 700: two states and little between.
+    engine a token took 55 microseconds, or 200 to 700: two states and little between.
     """
     waiting = [float(burst + later_ms) for burst in BURSTS_MS for _ in range(4)]
     at = 0.0
@@ -51,7 +50,7 @@ def steps(random: Random, noise: float, later_ms: int = 0, slow: float = 1) -> I
 def received(
     noise: float = 0.0, at_once: int = 3, tokens_each: int = 500, moved_ms: int = 0, slow: float = 1
 ) -> list[tuple[int, Any]]:
-    """Yield streams and the engine's steps in the order in which they become known.
+    """Return streams and the engine's steps in the order in which they become known.
 
     ``moved_ms``: the steps are those of another engine, whose bursts came that much later.
     """
@@ -117,7 +116,7 @@ def test_bursts_are_named_where_half_of_the_steps_take_five_times_as_long() -> N
     assert sum(row.cause == "prefill_coscheduled" for row in slow) >= 0.9 * len(slow)
     assert {row.cause for row in rows} <= {"prefill_coscheduled", "unknown"}
     stall_rows = [row for row in slow if row.evidence[0].endswith(" ms in its quicker steps)")]
-    assert len(stall_rows) >= 0.8 * len(slow)  # the first ones come when nobody knows
+    assert len(stall_rows) >= 0.8 * len(slow)  # the first stalls come before the quicker steps are known
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01])

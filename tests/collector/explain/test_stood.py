@@ -90,7 +90,7 @@ def paused(rows: list[RequestRow]) -> np.ndarray[tuple[int, int], np.dtype[np.fl
     ("layout", "host", "phases", "share"),
     [
         pytest.param("split", "d0", {"kv_wait", "first_step"}, 0.8, id="D: loads that wait, steps that last"),
-        # who comes to P after a pause, and waits behind those that it held up, waits in a queue: that is told as such
+        # a request that comes to P after a pause and waits behind the paused ones is reported as waiting in a queue
         pytest.param("split", "p0", {"prefill_queue", "prefill_compute"}, 0.3, id="P"),
         pytest.param("collocated", "e0", {"prefill_queue", "prefill_compute"}, 0.3, id="collocated"),
     ],

@@ -63,8 +63,8 @@ def test_failed_and_hung_requests_are_told(referee: Referee) -> None:
 
 def test_every_fault_and_trace_has_a_case() -> None:
     played = {text.partition(":")[0] for case in CASES for text in (case.fault, *case.clocks)}
-    of_gaps = {"gpu_throttled", "host_pause", "client_slow"}  # bench/stalls judges them
-    of_processes = {"engine_hung"}  # make test-oncall does: its requests are not slow, they are open
+    of_gaps = {"gpu_throttled", "host_pause", "client_slow"}  # tests/bench/stalls judges these
+    of_processes = {"engine_hung"}  # make test-oncall judges this one: its requests are not slow, they are open
     assert set(FAULTS) - of_gaps - of_processes <= played
     assert of_gaps <= {fault.name for scene in SCENES for fault in scene.setting.faults}
     assert {case.trace for case in CASES if not case.fault} >= {"AzureLLMInferenceTrace_conv", "mooncake_conversation"}

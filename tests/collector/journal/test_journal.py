@@ -453,8 +453,8 @@ async def test_a_segment_that_cannot_be_removed_is_tried_again_and_said_once(cod
     files.failing = {"unlink": code}
     for offset in (400, 500, 600):
         journal.release(offset)
-    await journal.consume(Signal.TRACES, b"x")  # behind them in the writing thread
-    failed = code != errno.ENOENT  # what is gone need not be removed
+    await journal.consume(Signal.TRACES, b"x")  # queued behind them in the writing thread
+    failed = code != errno.ENOENT  # a file that is gone need not be removed
     assert journal.stats.release_failures == (3 if failed else 0)
     assert len(caplog.records) == (1 if failed else 0)
     files.failing = {}

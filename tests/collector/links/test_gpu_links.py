@@ -86,7 +86,7 @@ def line(fetched: Sequence[HandOff], read: Sequence[DeviceCounts], *lanes: str) 
 def test_over_NVLink_with_the_line_rate_of_the_GPU() -> None:
     fetched = run()
     moved = by(fetched)
-    hum = by((), background=3e9)  # what the ranks of one engine say to each other
+    hum = by((), background=3e9)  # traffic among the ranks of one engine
     found = line(
         fetched, seen(gpu(0, nvlink=(moved, hum), pcie=(nothing, nothing)), gpu(1, nvlink=(hum, moved), pcie=(nothing, nothing)))
     )

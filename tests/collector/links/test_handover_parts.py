@@ -63,7 +63,7 @@ def test_B15_the_parts_of_a_handover_and_no_network_of_168_ms() -> None:
     assert round(took["kv_transfer"]) == EXPECTED["wire_ms"]
     assert round(sum(took[name] for name in after)) == EXPECTED["after_load_ms"]
     assert sum(EXPECTED.values()) == first - ended
-    # the link is told by the wire alone
+    # the link's rate rests on the wire time alone
     found = figures(hand_offs(fetches))
     assert found.busy_ns == EXPECTED["wire_ms"] * MS
     assert found.whole is not None

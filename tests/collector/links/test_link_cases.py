@@ -92,7 +92,7 @@ def test_B05_time_that_goes_into_submission_is_not_the_wire() -> None:
     assert "112,000 descriptors" in finding.seen
     assert "block-size" in finding.advice
     assert LinkFindingKind.SLOW_PATH not in kinds(found)
-    # 5722 MB/s of one rank is compared with nothing: it is no rate of the link
+    # 5722 MB/s of one rank is compared with nothing: it is not the link's rate
     assert "5.7" not in texts(found)
     assert "5.9" not in texts(found)
 

@@ -227,7 +227,7 @@ async def test_coverage_is_over_what_edges_counted_and_not_over_rows(tmp_path: P
         await taken(pipeline, journal)
         assert pipeline.counting.coverage.ratio(clock.now) is None
         clock.now += 10 * SECOND
-        await journal.consume(Signal.METRICS, counts(clock.now, 4, failed=7, seq=2))  # three of them never came
+        await journal.consume(Signal.METRICS, counts(clock.now, 4, failed=7, seq=2))  # three of them never reached the collector
         await decide(pipeline, journal, clock, 30)
         assert pipeline.counting.coverage.ratio(clock.now) == 1 / 4
         assert pipeline.observed.by_word(CounterKey.COUNTED) == {"edge": 4}

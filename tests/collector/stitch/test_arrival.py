@@ -101,7 +101,7 @@ async def test_a_collector_publishes_what_is_of_another_age_and_counts_it(tmp_pa
     clock = Clock()
     edge = exchanges("req-a")[0]
     if at == AGES["most"]:
-        at = AGES["2099"]  # what no column takes is another test's
+        at = AGES["2099"]  # another test covers values that no column takes
     async with running(tmp_path, clock) as (journal, pipeline):
         await journal.consume(Signal.TRACES, batch([at_time(edge, at)], 1))
         await journal.consume(Signal.TRACES, plugin_batch([at_time(fetch(0, trace="t3"), at)], 1))

@@ -182,7 +182,7 @@ def test_a_routers_calls_are_related_to_those_that_they_reached() -> None:
     known = learned(server, to_p, to_d, p, d)
     assert ms(known.between("h-r", "h-p", EPOCH + 50 * MS)) == about(-1, 4)
     assert ms(known.between("h-r", "h-d", EPOCH + 500 * MS)) == about(-2, 7)
-    untold = learned(server, to_p, p)  # without what D was asked for, P's answer is no part of a call
+    untold = learned(server, to_p, p)  # without the key that D was called with, P's answer is not part of a call
     assert ms(untold.between("h-r", "h-p", EPOCH + 6 * MS)) == about(None, 4)
 
 
@@ -205,7 +205,7 @@ def test_kv_that_p_takes_back_relates_two_requests_whichever_is_decided_first(or
     known = HostClocks()
     for turn in order:
         known.learn_request(group(taken_back()[turn]))
-    # of D's clock minus P's: D heard 2 ms after P had read, and P knew of it 4 s after D kept it
+    # D's clock minus P's: D was notified 2 ms after P had read, and P knew of it 4 s after D kept it
     assert ms(known.between("h-p", "h-d", EPOCH + 5070 * MS)) == [pytest.approx(-4000, abs=1), pytest.approx(2, abs=1)]
 
 

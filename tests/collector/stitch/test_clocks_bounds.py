@@ -160,7 +160,7 @@ def test_two_seconds_and_fifty_ppm_apart_the_width_is_little_more_than_the_short
         assert known.high_ns is not None
         assert known.low_ns <= two.minus(one, now) <= known.high_ns
         widths.append((known.width_ns or 0) / sum(shortest.values()))
-    assert min(widths) >= 1  # no evidence tells where between the two the truth lies
+    assert min(widths) >= 1  # no evidence shows where between the two the truth lies
     assert median(widths[200:]) <= 1.2
     assert max(widths[200:]) <= 1.7
 
@@ -196,7 +196,7 @@ def test_without_evidence_the_bounds_part_as_fast_as_two_clocks_may() -> None:
     near, window_s = 119, WINDOW_NS / 1e9
     width = {ahead: line.at((near + ahead) * SECOND).width_ns or 0 for ahead in (0, 60, 600, 6000)}
     assert width[0] < 210 * US
-    rate_ppm = (200 + 119 * WANDER_PPM) / 119  # either way: by two minutes of bounds 200 us apart, and what it wanders
+    rate_ppm = (200 + 119 * WANDER_PPM) / 119  # the rate from two minutes of bounds 200 us apart, and its wander; either way
     assert width[60] < 210 * US + 60 * 1000 * (WANDER_PPM + 2 * rate_ppm)
     assert width[6000] - width[600] == pytest.approx((6000 - window_s) * 2 * DRIFT_PPM * 1000, rel=1e-3)
     assert line.at(-6000 * SECOND).width_ns == pytest.approx(width[6000], rel=0.1)
@@ -243,7 +243,7 @@ def test_clocks_that_were_set_back_together_are_learned_of_anew() -> None:
     for at_s in range(7200, 7300):
         assert quiet(line, at_s)
     for at_s in range(MAX_LATE):
-        assert quiet(line, at_s, 900, 1000)  # an hour earlier by both: within what the two may have drifted apart
+        assert quiet(line, at_s, 900, 1000)  # an hour earlier both say so: within the drift of the two clocks
     assert (line.at(MAX_LATE * SECOND).width_ns or 0) < 110 * US
     assert line.newest_ns == (MAX_LATE - 1) * SECOND
 

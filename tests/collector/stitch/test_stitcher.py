@@ -1,4 +1,4 @@
-"""Joins and decisions: every order of arrival, every form of lost context."""
+"""Joins and decisions: every order of arrival, every form of lost trace context."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_a_request_is_decided_as_soon_as_everything_that_reports_has_reported() 
     start = NOW - 20 * SECOND
     for offset, record in enumerate(split_request("req-0", "t0").values()):
         stitcher.add(record, offset, start)
-    assert stitcher.advance(start) == []  # nobody knows yet who reports in this fleet
+    assert stitcher.advance(start) == []  # nobody knows yet which processes report in this fleet
     assert [d.closing for d in stitcher.sweep(NOW)] == [Closing.WAITED]
     second = split_request("req-1", "t1", at_ms=2000)
     later = second.pop("engine_d")

@@ -51,7 +51,7 @@ STRANGE = [
     f"requests/day=2026-11-30/hour=24/{NAME}",
     f"requests/day=٢٠٢٦-11-30/hour=00/{NAME}",
     f"journal/day=2026-11-30/hour=00/{NAME}",
-    f"spans/day=2026-11-30/hour=00/{NAME}",  # of another table than the line says
+    f"spans/day=2026-11-30/hour=00/{NAME}",  # not of the table that the line names
     "s3://bucket/a.parquet",
     "",
 ]

@@ -147,7 +147,7 @@ def test_samples_leave_before_requests_do(store: Kept) -> None:
     upkeep.run_pass()
     assert (days_of(store, Table.REQUESTS), days_of(store, Table.GPU_SAMPLES)) == ([1, 2, 3, 4], [3, 4])
     assert upkeep.stats.files_expired == 4
-    store.upkeep(retention_ns=DAY_NS, samples_retention_ns=30 * DAY_NS).run_pass()  # never longer than requests
+    store.upkeep(retention_ns=DAY_NS, samples_retention_ns=30 * DAY_NS).run_pass()  # never longer than the retention of requests
     assert (days_of(store, Table.REQUESTS), days_of(store, Table.GPU_SAMPLES)) == ([3, 4], [3, 4])
     store.upkeep(retention_ns=None, samples_retention_ns=None).run_pass()
     assert days_of(store, Table.GPU_SAMPLES) == [3, 4]

@@ -355,7 +355,7 @@ def scenario(root: Path, files: StoppingFiles, done: list[int]) -> None:
 WAYS = {"killed": (False, False), "power_lost": (True, True), "power_lost_names_kept": (True, False)}
 
 
-@pytest.mark.timeout(1200)  # a store is made and looked at for every operation
+@pytest.mark.timeout(1200)  # makes and reads a store for every operation
 @pytest.mark.parametrize(("power", "names"), WAYS.values(), ids=WAYS)
 def test_a_stop_at_any_operation_loses_nothing_and_shows_nothing_twice(
     tmp_path: Path, power: bool, names: bool, record_property: Callable[[str, object], None]
@@ -383,7 +383,7 @@ def _check_recovery(root: Path, acknowledged: int, where: str) -> None:
     kept = sorted(row.request_id for row in ROWS[: max(publishes - 1, 0) * 3])
     old = sorted(row.request_id for row in OLD)
     assert ids in (kept, sorted([*kept, *old])), where
-    assert ids != kept or publishes == 4 or not publishes, where  # only retention, which comes last, takes the old day
+    assert ids != kept or publishes == 4 or not publishes, where  # only retention, which comes last, removes the old day
     assert spans == min(max(publishes - 1, 0), 2) * 3, where
     listed = {file.path for publish in publisher.publishes() for file in publish.files}
     on_disk = {path.relative_to(root).as_posix() for path in root.rglob("*.parquet*")}
@@ -438,8 +438,7 @@ def test_readers_see_every_row_once_while_hours_are_folded_again_and_again(store
 
     Publishing, compaction and removal go on, with a new version of every row each round, while two readers ask.
     Time goes on when every reader has answered since the last step. So a file is removed only once each reader has begun again
-    since
-    the file was retired.
+    since the file was retired.
     """
     store.publisher.publish(0, 1, 0, SPANS, ROWS)
     expected = [row.request_id for row in ROWS]
