@@ -46,7 +46,7 @@ def test_a_load_whose_second_try_failed_too_was_not_retried_well() -> None:
 
 
 def second_decode(first_d: Outcome, *more: Any) -> StitchedRows:
-    """Return records in which D1 is asked first and D2 answers.
+    """Return records in which the router calls D1 first and D2 answers.
 
     Both load what one P kept.
     """

@@ -79,7 +79,7 @@ def test_the_truth_lies_within_while_the_rate_wanders_and_messages_come_late(
 ) -> None:
     """The truth lies within while rates wander and messages arrive out of order.
 
-    Each wobble lasts as long as the next, so the offset is no line. It is asked for before and after the messages.
+    Each wobble lasts as long as the next, so the offset is no line. The test queries it before and after the messages.
     """
     random, line = Random(seed), OffsetLine()
 
