@@ -1,4 +1,7 @@
-"""Reported cases, or parts of them, without a test of their id, with the reason. ``docs/cases.md`` prints it."""
+"""Reported cases, or parts of them, that no test names by id, with the reason.
+
+``docs/cases.md`` prints the list.
+"""
 
 from __future__ import annotations
 

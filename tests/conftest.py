@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# no test may fail because the machine is busy: neither an example's time nor that of making it is judged
+# no test may fail because the machine is busy: neither an example's time nor the time to make it is judged
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """For ``.ci/second_look.py``: how the run ended and what failed in it."""
+    """Write how the run ended and what failed, for ``.ci/second_look.py``."""
     path = os.environ.get("HANDRAIL_TEST_RESULT")
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if path and reporter is not None:
@@ -36,7 +36,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[Path | str, str], None]:
-    """``golden(path, text)``: the file (relative to tests/golden) holds exactly this text; with ``--update`` it is written."""
+    """Return ``golden(path, text)``, which checks that a golden file holds this text.
+
+    The path is relative to tests/golden. With ``--update`` it writes the file.
+    """
 
     def compare(path: Path | str, text: str) -> None:
         file = GOLDEN / path

@@ -1,4 +1,7 @@
-"""The drawn list of packages: imports point down only, and no two files import each other."""
+"""The drawn list of packages.
+
+Imports point down only, and no two files import each other.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ PACKAGES = (
 
 
 def cycles(graph: grimp.ImportGraph) -> Iterator[list[str]]:
-    """Sets of modules that import each other, by Tarjan's algorithm; networkx has it too, for one more dependency."""
+    """Yield sets of modules that import each other, by Tarjan's algorithm.
+
+    networkx has it too, for one more dependency.
+    """
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -50,7 +56,7 @@ def cycles(graph: grimp.ImportGraph) -> Iterator[list[str]]:
 
 
 def test_packages_point_down() -> None:
-    """The contracts of ``[tool.importlinter]`` in pyproject.toml."""
+    """Run the contracts of ``[tool.importlinter]`` in pyproject.toml."""
     done = subprocess.run(
         [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"],
         cwd=ROOT,
@@ -69,7 +75,7 @@ def test_no_files_import_each_other() -> None:
 
 
 def test_every_package_of_ours_is_in_the_list() -> None:
-    """A new package is drawn first."""
+    """A new package is first added to the list."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     folders = {
         path.parent.name

@@ -1,4 +1,7 @@
-"""Figures of benchmarks are put where a page has a place for them, and nothing else of it changes."""
+"""Benchmark figures in the pages.
+
+They are put where a page has a place for them; nothing else of the page changes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every reported case is a test by its id, or stands in ``cases_left.py`` with the reason why not.
+"""Every reported case has a test with its id, or a reason in ``cases_left.py``.
 
 ``docs/cases.md`` is made here: ``pytest --update`` rewrites it.
 """
@@ -27,7 +27,7 @@ def ids_in(text: str) -> set[str]:
 
 
 def ids_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
-    """Of its name, its docstring, and the parameters that a decorator gives it."""
+    """Return the case ids in a test's name, docstring and decorators' parameters."""
     lines = [function.name, ast.get_docstring(function) or ""]
     for decorator in function.decorator_list:
         lines += [str(node.value) for node in ast.walk(decorator) if isinstance(node, ast.Constant)]
@@ -36,7 +36,7 @@ def ids_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
 
 @cache
 def shown_by() -> Mapping[str, Mapping[str, int]]:
-    """Case -> file below ``tests`` -> how many of its tests show the case."""
+    """Map each case to the files below ``tests`` and how many of their tests show it."""
     found: dict[str, dict[str, int]] = {}
     for path in sorted(set(TESTS.rglob("test_*.py")) - {Path(__file__)}):
         name = path.relative_to(TESTS).as_posix()

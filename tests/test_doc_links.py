@@ -1,4 +1,4 @@
-"""Every relative link of the pages leads to a file that is there, and to a heading of it."""
+"""Every relative link of the pages leads to an existing file and heading."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ _ANCHOR = re.compile(r"<a\s+(?:id|name)=[\"']([^\"']+)")
 
 
 def links(text: str) -> list[str]:
-    """Targets of the links of a page; what stands in code is none."""
+    """Return the link targets of a page, without those in code."""
     plain = _CODE.sub("", _FENCED.sub("", text))
     return [inline or reference for inline, reference in _LINK.findall(plain)]
 
 
 def anchors(text: str) -> set[str]:
-    """Of the headings, as GitHub makes them: lower case, no punctuation, hyphens for blanks, the second of a name with ``-1``."""
+    """Return a page's anchors as GitHub makes them from its headings.
+
+    They are in lower case, without punctuation, with hyphens for blanks, and ``-1`` after the second heading of a name.
+    """
     found: dict[str, int] = {}
     names = set(_ANCHOR.findall(text))
     for heading in _HEADING.findall(_FENCED.sub("", text)):
@@ -36,7 +39,7 @@ def anchors(text: str) -> set[str]:
 
 
 def broken(page: Path, text: str) -> list[str]:
-    """What is wrong with the relative links of a page."""
+    """Return what is wrong with the relative links of a page."""
     wrong = []
     for target in links(text):
         if re.match(r"[a-z][a-z0-9+.-]*:", target):

@@ -1,4 +1,7 @@
-"""Each error of the table in docs/reliability.md, provoked: it is retried, degrades, or stops, as the table says."""
+"""Each error of the table in docs/reliability.md, provoked.
+
+The process retries, degrades or stops, as the table says.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +50,11 @@ METRICS: Final = Path(__file__).parents[1] / "docs" / "metrics.md"
 SMALL: Final = LogLimits(max_bytes=4000, segment_bytes=400, max_record_bytes=300)
 
 Trial = Callable[[int, Path], Awaitable[str]]
-"""Provokes one errno at a place, in an empty folder; the rule that was seen."""
+"""A trial of one errno at a place, in an empty folder; returns the observed rule."""
 
 
 def table() -> dict[str, list[str]]:
-    """The cells of each row, by place."""
+    """Return the cells of each row, by place."""
     rows = re.findall(r"^\| ([a-zA-Z][^|]*?) \|(.*)\|$", PAGE.read_text("utf-8"), re.M)
     found = {place: [cell.strip() for cell in rest.split("|")] for place, rest in rows}
     assert found.pop("place")[: len(NAMES)] == list(NAMES)
@@ -111,7 +114,7 @@ async def journal_release(code: int, folder: Path) -> str:
         await found.consume(Signal.TRACES, b"x" * 250)
     files.failing = {"unlink": code}
     found.release(600)
-    await found.consume(Signal.TRACES, b"x")  # behind it in the writing thread
+    await found.consume(Signal.TRACES, b"x")  # queued behind it in the writing thread
     files.failing = {}
     failures = found.stats.release_failures
     found.release(601)
@@ -122,7 +125,7 @@ async def journal_release(code: int, folder: Path) -> str:
 
 
 def opening(make: Callable[[FailingFiles], object]) -> Trial:
-    """Of a folder whose lock, and then of one whose first file, cannot be had."""
+    """Open a folder whose lock fails, then one whose first file fails."""
 
     async def trial(code: int, folder: Path) -> str:
         rules = set()
@@ -231,7 +234,7 @@ async def spool_read(code: int, folder: Path) -> str:
 
 @contextmanager
 def failing_calls(owner: Any, name: str, code: int) -> Iterator[None]:
-    """Every call of a function fails."""
+    """Make every call of a function fail."""
 
     def fail(*_: object, **__: object) -> Any:
         raise failure(code)

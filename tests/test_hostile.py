@@ -1,4 +1,7 @@
-"""Inputs that once broke a reader, or showed something new; ``faults/hostile.py --keep`` adds to them."""
+"""Inputs that once broke a reader, or showed something new.
+
+``faults/hostile.py --keep`` adds to them.
+"""
 
 from __future__ import annotations
 

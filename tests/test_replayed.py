@@ -1,4 +1,7 @@
-"""Every recording, played on a host that booted seconds, an hour or 400 days ago: the same records, moved in time."""
+"""Every recording, played on hosts with different uptimes.
+
+The host booted seconds, an hour or 400 days ago. The records are the same, moved in time.
+"""
 
 # ruff: noqa: ASYNC240 - a few calls on files of the test's own, nobody else on the loop
 
@@ -40,9 +43,10 @@ roles = pytest.mark.parametrize("role", ["prefill", "decode"])
 
 
 def moved(record: Any, origin_unix_ns: int, each_ns: int = 1) -> Any:
-    """What a record says, its times counted from ``origin_unix_ns``, without ids that are drawn by chance.
+    """Return what a record says, with times counted from ``origin_unix_ns``.
 
-    ``each_ns``: how exactly; recorded pairs of clocks were read one after the other.
+    Ids that are drawn by chance are left out. ``each_ns``: the precision; recorded pairs of clocks were read one after the
+    other.
     """
     if is_dataclass(record) and not isinstance(record, type):
         return {
@@ -59,7 +63,10 @@ def moved(record: Any, origin_unix_ns: int, each_ns: int = 1) -> Any:
 
 
 async def played(folder: Path, data: Sequence[bytes], begin_ns: int) -> tuple[list[Observation], PluginSource]:
-    """Each datagram arrives as long after ``begin_ns`` as it was sent after the first; looks twice a second, then the end."""
+    """Play datagrams in their recorded rhythm from ``begin_ns`` on.
+
+    Each arrives as long after ``begin_ns`` as it was sent after the first. The source looks twice a second, then comes the end.
+    """
     clock = [begin_ns]
     records: list[Observation] = []
     source = PluginSource(
@@ -121,7 +128,7 @@ async def test_a_recording_that_nobody_moved_is_told_by_its_arrival(tmp_path: Pa
 
 
 async def read_log(path: Path, lines: Sequence[str], end_unix_ns: int, year: int) -> tuple[list[LogFact], LogSource]:
-    """Lines are appended when they are stamped, and read before the next second's are."""
+    """Append lines at their stamps and read them before the next second's."""
     path.write_bytes(b"")
     now = [end_unix_ns - 3 * 60 * SECOND]
     facts: list[LogFact] = []
@@ -166,7 +173,10 @@ async def test_a_log_makes_the_same_facts_however_long_the_host_is_up(tmp_path: 
 
 
 def decided(payload: bytes, received_unix_ns: int) -> list[tuple[int, str, int, list[str]]]:
-    """When each request of an export is decided, in seconds after it was received, and why; then its start and its labels."""
+    """Return when each request of an export is decided, and why.
+
+    The time is in seconds after it was received. Its start and its labels follow.
+    """
     stitcher, reader = Stitcher(), RecordDecoder()
     for number, entry in enumerate(ExportTraceServiceRequest.FromString(payload).resource_spans):
         for batch in batches(entry):
@@ -187,7 +197,10 @@ def decided(payload: bytes, received_unix_ns: int) -> list[tuple[int, str, int, 
 @pytest.mark.parametrize("recording", RAW, ids=lambda path: path.name)
 @uptimes
 def test_spans_are_decided_alike_however_long_the_host_is_up(recording: Path, uptime: int) -> None:
-    """Moved to now, and as they were recorded: what lies ahead or long ago is decided by its arrival."""
+    """Spans are moved to now, and also kept as they were recorded.
+
+    A span that lies ahead or long ago is decided by its arrival.
+    """
     now = BOOTED_UNIX_NS + uptime
     raw = recording.read_bytes()
     ours = decided(builders.replayed.otlp(raw, ExportTraceServiceRequest, now), now)
@@ -199,7 +212,7 @@ def test_spans_are_decided_alike_however_long_the_host_is_up(recording: Path, up
 
 @uptimes
 async def test_a_collector_decides_within_its_waits_however_long_the_host_is_up(tmp_path: Path, uptime: int) -> None:
-    """All recordings at once."""
+    """The collector takes all recordings at once."""
     clock = Clock.at(BOOTED_UNIX_NS + uptime)
     async with running(tmp_path, clock) as (journal, pipeline):
         for recording in RAW:

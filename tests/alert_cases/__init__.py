@@ -1,1 +1,4 @@
-"""What is given to the rules and what must fire; at least one of each for every alert."""
+"""Cases for every alert: the series for the rules, and what must fire.
+
+Each alert has at least one firing and one silent case.
+"""

@@ -1,5 +1,6 @@
-"""What is given and what must fire, in few words; ``promtool_files`` makes promtool's own test files of it.
+"""Cases of alerts in few words: the series, and what must fire.
 
+``promtool_files`` makes promtool's own test files of them.
 Values are in promtool's notation: ``a+bxN`` is ``a`` and then N more samples, each ``b`` higher; ``axN`` is ``a`` and N more of
 it, so N+1 in all; ``_`` is no sample, ``stale`` ends the series. ``0x10`` is eleven zeros, not a hexadecimal number (case H11).
 """
@@ -12,7 +13,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """``fires``: the labels that each instance has beside those of its rule; empty: silent. ``given``: series -> values."""
+    """One case of an alert.
+
+    ``fires``: the labels that each instance has beside those of its rule; empty: silent. ``given``: series -> values.
+    """
 
     alert: str
     name: str
@@ -24,34 +28,37 @@ class Case:
 
 
 LONG = "long"
-"""A suite: the same rules, evaluated every ten minutes. Every 15 s over days would take too long."""
+"""The suite of the same rules, evaluated every ten minutes.
+
+Every 15 s over days would take too long.
+"""
 
 CLUSTER = {"cluster": "eu"}
 
 
 def series(name: str, **labels: str) -> str:
-    """A series of the cluster, as an exposition writes it."""
+    """Return a series of the cluster, as an exposition writes it."""
     inside = ",".join(f'{key}="{value}"' for key, value in {**CLUSTER, **labels}.items())
     return f"{name}{{{inside}}}"
 
 
 def at_decode(name: str, **labels: str) -> str:
-    """Of the sidecar beside d0."""
+    """Return a series of the sidecar beside d0."""
     return series(name, **D0, **labels)
 
 
 def at_prefill(name: str, **labels: str) -> str:
-    """Of the sidecar beside p0."""
+    """Return a series of the sidecar beside p0."""
     return series(name, **P0, **labels)
 
 
 def at_edge(name: str, **labels: str) -> str:
-    """Of the edge's sidecar."""
+    """Return a series of the edge's sidecar."""
     return series(name, **EDGE, **labels)
 
 
 def at_collector(name: str, **labels: str) -> str:
-    """Of the collector."""
+    """Return a series of the collector."""
     return series(name, **COLLECTOR, **labels)
 
 

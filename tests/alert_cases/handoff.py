@@ -16,7 +16,7 @@ _LABELS: Final = ({**D0, **CLUSTER, "outcome": "failed", "reason": ""},)
 
 
 def _replayed() -> str:
-    """The recorded series in promtool's notation."""
+    """Return the recorded series in promtool's notation."""
     values = json.loads(_H01.read_text("utf-8"))["values"]
     runs = [(value, len(list(run))) for value, run in groupby(values)]
     return " ".join(f"{'_' if value is None else value}x{count if value is None else count - 1}" for value, count in runs)

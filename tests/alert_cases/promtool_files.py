@@ -1,7 +1,8 @@
-"""The cases as promtool's test files, ``alerts/tests/*.yaml``: whoever changes a rule can run them without Python.
+"""The cases as promtool's test files, ``alerts/tests/*.yaml``.
 
-promtool compares annotations too. What they say is written by promtool itself when the files are made (``pytest --update``), and
-read by whoever reviews the diff.
+Anyone who changes a rule can run them without Python.
+promtool compares annotations too. promtool itself writes their texts when the files are made (``pytest --update``), and a
+reviewer reads them in the diff.
 """
 
 from __future__ import annotations
@@ -21,29 +22,29 @@ from handrail_alerts.slo import load
 
 CASES: Final = (*slo.CASES, *handoff.CASES, *pools.CASES, *itself.CASES)
 EVERY: Final = {"slo": "1m", LONG: "10m"}
-"""How often the rules of a suite are evaluated, where that is not every 15 s."""
+"""The evaluation interval of a suite's rules, where it is not 15 s."""
 
 HEAD: Final = "# promtool test rules alerts/tests/*.yaml. Made of tests/alert_cases: 'pytest --update' writes it.\n"
 
 Annotations = Mapping[tuple[str, tuple[tuple[str, str], ...]], Mapping[str, str]]
-"""What was said, by case and labels."""
+"""Annotations by case and labels."""
 
 _GOT: Final = re.compile(r"Labels:(\{.*\})\s+Annotations:(\{.*\})")
 _PAIR: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def rule_files() -> dict[str, str]:
-    """Alert -> name of the file that has its rules."""
+    """Map each alert to the name of the file that has its rules."""
     return {alert.name: name for name, groups in files(load()).items() for group in groups for alert in group.alerts}
 
 
 def rules_of(alert: str) -> tuple[Alert, ...]:
-    """The rules of that name."""
+    """Return the rules of that name."""
     return tuple(rule for groups in files(load()).values() for group in groups for rule in group.alerts if rule.name == alert)
 
 
 def suites() -> dict[str, list[Case]]:
-    """The cases of each test file."""
+    """Return the cases of each test file."""
     where, found = rule_files(), dict[str, list[Case]]()
     for case in CASES:
         found.setdefault(case.suite or where[case.alert], []).append(case)
@@ -55,7 +56,7 @@ def key(case: Case, labels: Mapping[str, str]) -> tuple[str, tuple[tuple[str, st
 
 
 def labels_of(case: Case, instance: Mapping[str, str]) -> dict[str, str]:
-    """With those of the rule: promtool wants all of them."""
+    """Return the labels with those of the rule; promtool wants all of them."""
     rules = rules_of(case.alert)
     if len(rules) == 1:
         labels = {"severity": rules[0].severity.value, **rules[0].labels, **instance}
@@ -65,7 +66,7 @@ def labels_of(case: Case, instance: Mapping[str, str]) -> dict[str, str]:
 
 
 def test_file(suite: str, cases: Iterable[Case], statement: Annotations, rules: Path) -> str:
-    """One test file; ``rules``: the folder of the rule files, as the test file sees it."""
+    """Return one test file; ``rules``: the folder of the rule files as it sees it."""
     cases = list(cases)
     names = sorted({rule_files()[case.alert] for case in cases})
     content = {
@@ -98,14 +99,17 @@ def _test(case: Case, statement: Annotations) -> dict[str, Any]:
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Its run; the output is both streams."""
+    """Run promtool; the output is both streams."""
     return subprocess.run(
         ["promtool", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=300
     )
 
 
 def annotations_of(output: str, cases: Iterable[Case]) -> dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, str]]:
-    """The annotations in promtool's complaint that it expected none: what it got, by case and labels."""
+    """Return the annotations that promtool got, by case and labels.
+
+    They are in its complaint that it expected none.
+    """
     found: dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, str]] = {}
     by_name = {f"{case.alert}: {case.name}": case for case in cases}
     for part in re.split(r"\n\s*name: ", output)[1:]:
@@ -123,7 +127,7 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def kept(text: str, cases: Iterable[Case]) -> dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, str]]:
-    """The annotations that a test file has."""
+    """Return the annotations that a test file has."""
     import yaml
 
     tests = {each["name"]: each for each in yaml.safe_load(text)["tests"]}

@@ -1,4 +1,7 @@
-"""Cases of the objectives' burn rates (``burn.py``) and of the 99th percentiles (``latency.py``), as ``slo.yaml`` has them."""
+"""Cases of the objectives' burn rates and of the 99th percentiles.
+
+The rules are in ``burn.py`` and ``latency.py``; the objectives are those of ``slo.yaml``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example configuration of Alertmanager, as amtool and Alertmanager itself read it."""
+"""The example configuration of Alertmanager, read by amtool and Alertmanager."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_page_goes_to_the_pager_and_a_ticket_does_not(severity: str, receiver:
 
 @pytest.fixture
 async def alertmanager(tmp_path: Path) -> AsyncIterator[str]:
-    """The URL of a real one with the example's configuration."""
+    """Yield the URL of a real Alertmanager with the example's configuration."""
     held = contextlib.ExitStack()
     address = f"127.0.0.1:{held.enter_context(held_port())}"
     process = await asyncio.create_subprocess_exec(
@@ -68,7 +68,7 @@ async def alertmanager(tmp_path: Path) -> AsyncIterator[str]:
 
 
 async def _until(done: Callable[[aiohttp.ClientSession], Awaitable[bool]]) -> None:
-    """Asks until it is so; the test's own time limit ends it."""
+    """Ask until the condition holds; the test's own time limit ends it."""
     async with aiohttp.ClientSession() as session:
         while not await done(session):  # noqa: ASYNC110 - another process cannot set an event here
             await asyncio.sleep(0.02)
@@ -88,7 +88,7 @@ TTFT = {"cluster": "eu", "slo": "ttft-edge", "model_name": "llama", "role": "edg
 
 
 def fired(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
-    """An alert as Prometheus posts it."""
+    """Return an alert as Prometheus posts it."""
     now = datetime.now(timezone.utc)
     return {
         "labels": {"alertname": name, "severity": SEVERITY[name], **labels},
@@ -103,7 +103,7 @@ async def test_what_only_repeats_is_held_back_and_what_says_more_is_told(alertma
         fired("EngineDown", D0),
         fired("TtftBudgetBurning", {**TTFT, "severity": "page", "window": "1h"}),
         fired("KvFetchFailed", {**D0, "outcome": "failed"}),
-        fired("KvTransfersStuck", P0),  # another engine's
+        fired("KvTransfersStuck", P0),  # of another engine
         fired("RequestBudgetBurning", {**TTFT, "slo": "success-edge", "severity": "page", "window": "1h"}),
     ]
     held = [

@@ -134,7 +134,10 @@ Handler = Callable[[web.Request], web.Response]
 
 
 async def check(handler: Handler, *flags: str, tls: ssl.SSLContext | None = None) -> int:
-    """``handrail alerts check`` of the default file against a Prometheus that answers queries so."""
+    """Run ``handrail alerts check`` of the default file against a stub Prometheus.
+
+    ``handler`` answers the queries.
+    """
 
     async def query(request: web.Request) -> web.Response:
         return handler(request)

@@ -1,4 +1,7 @@
-"""Rules whose selectors match nothing are found before a night in which they should have fired (case H15)."""
+"""Detection of rules whose selectors match nothing (case H15).
+
+They are found before a night in which they should have fired.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The linter of queries: each way to be silently wrong is found, and what is right is let through."""
+"""The linter of queries.
+
+It finds each way to be silently wrong and accepts what is right.
+"""
 
 from __future__ import annotations
 

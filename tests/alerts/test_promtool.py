@@ -1,4 +1,4 @@
-"""What our test files rely on in promtool's notation (case H11)."""
+"""The parts of promtool's notation that our test files rely on (case H11)."""
 
 from __future__ import annotations
 

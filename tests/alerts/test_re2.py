@@ -1,4 +1,7 @@
-"""What is said of a regular expression is what Prometheus says: compared with the real promtool, pattern by pattern."""
+"""Checks of regular expressions against Prometheus's own.
+
+The real promtool is the reference, pattern by pattern.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,7 @@ def test_any_text_gets_an_answer(text: str) -> None:
 
 
 def of_promtool(selectors: list[str], folder: Path) -> list[bool]:
-    """Whether it takes a series with each of the selectors."""
+    """Return whether promtool accepts a series with each of the selectors."""
     rules = [{"record": f"r{index}", "expr": f"x{{{each}}}"} for index, each in enumerate(selectors)]
     file = folder / "rules.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": rules}]}, allow_unicode=True), "utf-8")

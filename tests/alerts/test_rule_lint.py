@@ -1,4 +1,7 @@
-"""Every expression of every rule reads metrics and labels that exist, as the linter and the catalogue of metrics have them."""
+"""Every expression of every rule reads existing metrics and labels.
+
+The linter and the catalogue of metrics say which exist.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ def test_a_rule_reads_what_exists_and_reads_it_right(rule: Alert | Recording) ->
 
 @pytest.mark.parametrize("rule", RULES, ids=_id)
 def test_D08_a_rule_reads_one_schema_and_no_engines_own_names(rule: Alert | Recording) -> None:
-    """Old and new names of an engine are one series already when they come here: none is counted twice, none is missed."""
+    """A rule reads one schema and never an engine's own names.
+
+    Old and new names of an engine are one series before rules see them. None is counted twice, none is missed.
+    """
     for name in metrics(rule.expr):
         assert name.startswith(("handrail_", "handrail:")) or name == "up", name
 

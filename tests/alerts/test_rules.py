@@ -1,4 +1,7 @@
-"""The rules as promtool sees them: valid, up to date, and each both fires and stays silent where it should."""
+"""The rules as promtool sees them.
+
+They are valid and up to date. Each fires where it should and stays silent elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ FROM_TESTS = Path("../generated")
 
 
 def compare(file: Path, text: str, request: pytest.FixtureRequest) -> None:
-    """The committed file is what is made now; ``--update`` writes it."""
+    """Compare the committed file with what is made now; ``--update`` writes it."""
     if request.config.getoption("--update"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
@@ -58,7 +61,10 @@ def test_the_test_files_are_what_the_cases_make(suite: str, request: pytest.Fixt
 @needs_promtool
 @pytest.mark.parametrize("suite", suites())
 def test_every_rule_fires_where_it_should_and_nowhere_else(suite: str) -> None:
-    """A01 A03 A04 A05 A08 A10 A14 A16 A17 A19 B08 C05 D13 F13 H01 H08 H10 H13 H14 H15: as the names of the cases say."""
+    """The cases name these reported cases and no others.
+
+    A01 A03 A04 A05 A08 A10 A14 A16 A17 A19 B08 C05 D13 F13 H01 H08 H10 H13 H14 H15.
+    """
     done = promtool("test", "rules", TESTS / f"{suite}.yaml")
     assert done.returncode == 0, done.stdout
 

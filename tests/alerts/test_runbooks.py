@@ -1,4 +1,7 @@
-"""Every alert has a page that says what it means, what to run and what to do; and the lines to run are ones that run."""
+"""Every alert has a page: what it means, what to run, what to do.
+
+The lines to run are ones that run.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def section(page: str, heading: str) -> str:
 
 
 def parses(line: str) -> None:
-    """Raises ``SystemExit`` for a line that the command line refuses."""
+    """Parse a line; raises ``SystemExit`` if the command line refuses it."""
     _, name, *rest = shlex.split(line)
     module = importlib.import_module(COMMANDS[name].module)
     parser = Parser(prog=f"handrail {name}")
@@ -69,7 +72,10 @@ def test_the_lines_to_run_are_ones_that_run(alert: str) -> None:
 
 @pytest.mark.parametrize("alert", NAMES)
 def test_a_page_says_once_where_the_collector_is(alert: str) -> None:
-    """Before its first line, where any of its lines asks the collector; a line that reads a folder needs no collector."""
+    """A page says once where the collector is, before its first line to run.
+
+    That holds where any of its lines asks the collector. A line that reads a folder needs no collector.
+    """
     look = section(page_of(alert), "What to look at")
     asks = [line for line in _COMMAND.findall(look) if line.split()[1] in ASKING and "--data" not in line]
     statements = [where.start() for where in re.finditer(re.escape(REACH), look)]

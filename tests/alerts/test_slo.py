@@ -1,4 +1,4 @@
-"""The file of objectives: what it means, and how a mistake in it is told."""
+"""The file of objectives: what it means, and its error messages."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ def test_a_mistake_is_told_with_its_line_and_what_is_valid(objective: str, outpu
 
 
 def test_D01_a_threshold_above_the_last_bucket_is_refused() -> None:
-    """Above it every request is only known to be above it: p99 would be pinned there."""
+    """p99 would be pinned at the last bucket.
+
+    Above it every request is only known to be above it.
+    """
     assert "must be at most 100s" in problems_of("{signal: ttft, role: edge, threshold: 101s, target_percent: 99}")
 
 

@@ -1,4 +1,7 @@
-"""A red run is looked at again only where one or two tests failed, and stays red unless each passes three times alone."""
+"""The second run of a red test run.
+
+It happens only where one or two tests failed. The run stays red unless each passes three times alone.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / ".ci" / "second_look.py"
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 
-# fails in its first run, whose number it keeps in a file, and in those that BREAK names
+# fails in its first run, whose number it keeps in a file, and in the runs that BREAK names
 TEST = """
 import os
 from pathlib import Path

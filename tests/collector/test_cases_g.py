@@ -1,4 +1,7 @@
-"""Cases of kind g (collector, sampling, backends) that need a pipeline and a store; others are with exporter and stitcher."""
+"""Cases of kind g that need a pipeline and a store.
+
+Kind g is collector, sampling and backends. The other cases of this kind are with the exporter and the stitcher.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +101,10 @@ def row_of_trace(trace_id: str) -> RequestRow:
 
 
 def on_hosts(p_away_ms: int, d_away_ms: int) -> list[Record]:
-    """One request; P's and D's clocks show this much more than the edge's. Ids do not depend on it."""
+    """Return one request on hosts whose clocks differ.
+
+    P's and D's clocks show this much more than the edge's. The ids do not depend on it.
+    """
     records = split_request("req-a", "t1", host_p="h-p", host_d="h-d")
 
     def away(record: Record, by_ms: int) -> Record:
@@ -147,7 +153,7 @@ async def test_G03_no_phase_depends_on_what_the_hosts_clocks_show(tmp_path: Path
         true = shows[peer] - shows[host]
         assert interval.low_ns is None or interval.low_ns <= true
         assert interval.high_ns is None or true <= interval.high_ns
-        if "h1" in (host, peer):  # called and answered; of P and D only that D came after P
+        if "h1" in (host, peer):  # h1 called and answered; between P and D only this is known: D came after P
             assert interval.width_ns is not None
 
 
@@ -191,7 +197,10 @@ async def test_G04_a_span_that_outlives_its_parent_moves_no_clock(
 @pytest.mark.parametrize("outcome", [Outcome.CLIENT_DISCONNECT, Outcome.TIMED_OUT, Outcome.UPSTREAM_DISCONNECT, Outcome.ABORTED])
 @pytest.mark.parametrize("ended_ms", [20, 60, 109, 200, 700])
 def test_G04_a_caller_that_left_early_says_nothing_of_when_it_was_answered(outcome: Outcome, ended_ms: int) -> None:
-    """P and D go on after it; their clocks are the edge's, and the interval must not exclude that."""
+    """P and D go on after the caller has left.
+
+    Their clocks are the edge's, and the interval must not exclude that.
+    """
     edge = exchange(Role.EDGE, 0, ended_ms, ttft_ms=None, outcome=outcome)
     p = exchange(Role.PREFILL, 10, 100, parent=edge, host="h-p")
     d = exchange(Role.DECODE, 130, 860, parent=edge, host="h-d")
@@ -251,7 +260,10 @@ async def test_G12_the_same_bytes_again_change_no_count_and_an_update_replaces(t
 
 
 async def test_G14_an_endless_trace_starves_nobody_and_a_late_error_is_kept(tmp_path: Path) -> None:
-    """A tenth of the case's spans and entries; its session comes first, between and last."""
+    """An endless trace does not delay others, and a late error is kept.
+
+    The test has a tenth of the case's spans and entries. Their session comes first, between and last.
+    """
     given = case("otlp/G14_endless_trace.json")
     endless, many, late = given["traces"]
     spans, limit = endless["spans"] // 10, given["limits"]["entries"] // 10
@@ -272,7 +284,7 @@ async def test_G14_an_endless_trace_starves_nobody_and_a_late_error_is_kept(tmp_
         clock.now += 30 * SECOND
         pipeline._sweep(clock.now)
         assert len(pipeline.stitcher._links) == limit
-        assert pipeline.stitcher.stats.links_dropped == spans - 1 - limit  # its root hangs nowhere
+        assert pipeline.stitcher.stats.links_dropped == spans - 1 - limit  # its root has no parent
     rows = {row.client_request_id: row for row in stored(tmp_path)}
     assert len(rows) == given["expected"]["complete"] + 1
     assert all(row.complete for row in rows.values())
@@ -280,7 +292,7 @@ async def test_G14_an_endless_trace_starves_nobody_and_a_late_error_is_kept(tmp_
 
 
 def session(first: int, count: int) -> bytes:
-    """Spans of an agent's session, each below the one before."""
+    """Return the spans of an agent's session, each below the one before."""
     request = ExportTraceServiceRequest()
     scoped = request.resource_spans.add().scope_spans.add()
     for number in range(first, first + count):
@@ -301,11 +313,17 @@ def session(first: int, count: int) -> bytes:
 
 SPANS_A_REQUEST = 3
 SPAN_BYTES = 4096
-"""More than any of ours has: edge, P and D of a request are below 12 KiB, where backends refuse traces of some MB."""
+"""More bytes than any span of ours has.
+
+Edge, P and D of a request stay below 12 KiB; backends refuse traces of some MB.
+"""
 
 
 def streamed(chunks: int) -> list[Exchange]:
-    """The proxies' records of a request whose answer came in so many chunks, with gaps from 1 ms to 20 s."""
+    """Return the proxies' records of a request with that many chunks.
+
+    The gaps range from 1 ms to 20 s.
+    """
     sketch = GapSketch()
     sketch.extend([MS * (1 + (number * 7919) % 20_000) for number in range(chunks)])
     gaps = Gaps(unit="chunk", count=chunks, sum_ns=sketch.sum_ns, max_ns=20_000 * MS, max_at_ns=1, sketch=sketch.encode())
@@ -340,7 +358,10 @@ def test_g09_ten_times_the_tokens_are_hardly_larger_spans() -> None:
 
 
 async def test_g09_requests_under_one_traceparent_keep_their_own_rows_and_spans(tmp_path: Path) -> None:
-    """An agent's session: one trace, each request a row of its own with its own spans, wherever its backend gives up."""
+    """An agent's session is one trace, and each request keeps its own row and spans.
+
+    This holds wherever its backend gives up.
+    """
     clock = Clock()
     async with running(tmp_path, clock) as (journal, pipeline):
         for number in range(40):

@@ -1,4 +1,7 @@
-"""What was counted and published is counted once, whatever a restart replays (DESIGN section 7)."""
+"""What was counted and published counts once, whatever a restart replays.
+
+DESIGN section 7 has the rule.
+"""
 
 from __future__ import annotations
 
@@ -106,14 +109,17 @@ def test_a_fact_that_is_taken_back_takes_its_count_back() -> None:
 
 
 def same_id_twice() -> list[Exchange]:
-    """Two requests of one id at once, and prefills that may be of either."""
+    """Return two requests with one id at once, and prefills that may be of either."""
     hints = (Hint.DUPLICATE_REQUEST_ID,)
     edges = [exchange(Role.EDGE, at, 1000, rid="same", trace=f"e{at}", ttft_ms=300, hints=hints) for at in (0, 20)]
     return [*edges, *(exchange(Role.PREFILL, at + 10, 90, rid="same", trace=f"p{at}") for at in (0, 20))]
 
 
 def of_a_stepped_clock() -> list[Exchange]:
-    """Two calls whose callees, on one host, differ by more than the calls can be apart."""
+    """Return two calls whose callees contradict each other's clock bounds.
+
+    The callees are on one host and differ by more than the calls can be apart.
+    """
     made = []
     for at, off in ((0, 0), (2000, 400)):
         edge = exchange(Role.EDGE, at, 100, rid=f"r{at}", host="h-e", ttft_ms=90)

@@ -1,4 +1,4 @@
-"""Records straight to rows: what the collector would say of them, without a journal."""
+"""Records straight to rows, as the collector makes them, without a journal."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_late_evidence_makes_a_version_and_withdraws_what_it_takes_in() -> None:
 def test_a_store_has_them_all(tmp_path: Path) -> None:
     made = rows(run(50))
     assert publish(tmp_path, made[:20]) == 20
-    assert publish(tmp_path, made[20:]) == 30  # a store that is there is added to
+    assert publish(tmp_path, made[20:]) == 30  # an existing store is added to
     reader = StoreReader(tmp_path / "store")
     try:
         found = reader.requests(RequestFilter(limit=1000))

@@ -1,4 +1,7 @@
-"""journal → stitch → store: what comes out once, what a restart does not say twice, what is answered before it is stored."""
+"""From journal through stitching to the store.
+
+The tests cover what is stored once, what a restart does not repeat, and what is answered before it is stored.
+"""
 
 from __future__ import annotations
 
@@ -55,9 +58,9 @@ async def test_G12_what_is_delivered_again_changes_nothing(tmp_path: Path) -> No
     records = proxies("req-a", "t1")
     async with running(tmp_path, clock) as (journal, pipeline):
         for _ in range(3):
-            await send(journal, records)  # the same batches: known by sender and number
+            await send(journal, records)  # the same batches: recognized by sender and number
         for number, record in enumerate(records, 50):
-            await journal.consume(Signal.TRACES, batch([record], number, "tap"))  # known by their bytes
+            await journal.consume(Signal.TRACES, batch([record], number, "tap"))  # recognized as duplicates by their bytes
             await journal.consume(Signal.TRACES, batch([record], None, ""))
         clock.now += 30 * SECOND
         await journal.consume(Signal.TRACES, batch([exchange(Role.EDGE, 0, 1, rid="later", trace="t9")], 99, "other"))
@@ -71,7 +74,11 @@ async def test_G12_what_is_delivered_again_changes_nothing(tmp_path: Path) -> No
 
 
 async def test_a_restart_says_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
-    """Stopped after every entry: whatever was published by then, in the end each request has one row and each span one place."""
+    """A restart repeats nothing and loses nothing.
+
+    The collector stops after every entry. In the end each request has one row and each span one place, whatever was published
+    by then.
+    """
     clock = Clock()
     everything = [record for n in range(4) for record in proxies(f"req-{n}", f"t{n}", at_ms=n * 40)]
     for number, record in enumerate(everything, 1):
@@ -82,7 +89,7 @@ async def test_a_restart_says_nothing_twice_and_loses_nothing(tmp_path: Path) ->
             await send(journal, [record], number)
             await taken(pipeline, journal)
             clock.now += (number % 3) * SECOND
-        # leaving has published what was decided
+        # a stop publishes what was decided
     clock.now += 60 * SECOND
     async with running(tmp_path, clock) as (journal, pipeline):
         await send(journal, [exchange(Role.EDGE, 0, 1, rid="later", trace="t9")], 99)
@@ -120,7 +127,10 @@ async def test_evidence_that_comes_after_a_restart_makes_a_new_version_of_the_ro
 
 
 async def test_two_rows_that_turn_out_to_be_one_request_become_one(tmp_path: Path) -> None:
-    """The edge's row and D's row are both out when the router's span shows that D was called for the edge."""
+    """Two published rows become one request.
+
+    They are the edge's row and D's row. Then the router's span shows that D was called for the edge.
+    """
     clock = Clock()
     edge = exchange(Role.EDGE, 0, 1000, rid="req-a", trace="t1", ttft_ms=300)
     foreign = "f" * 16
@@ -160,7 +170,10 @@ async def test_two_rows_that_turn_out_to_be_one_request_become_one(tmp_path: Pat
 
 
 async def test_a_publish_in_the_middle_of_a_large_entry_stores_no_span_twice(tmp_path: Path) -> None:
-    """The entry's spans go to the store together, whatever the pipeline does between its slices; a replay adds none."""
+    """A publish in the middle of a large entry stores no span twice.
+
+    The entry's spans go to the store together, whatever the pipeline does between its slices. A replay adds none.
+    """
     clock = Clock()
     records = [exchange(Role.EDGE, n, 10, rid=f"req-{n}", trace=f"t{n}") for n in range(2000)]
     publisher = StorePublisher(tmp_path / "store")
@@ -186,7 +199,11 @@ async def test_a_publish_in_the_middle_of_a_large_entry_stores_no_span_twice(tmp
 
 
 async def test_what_no_column_takes_is_left_out_and_the_rest_goes_on(tmp_path: Path) -> None:
-    """Times, counts and sketches from anyone: the readers bound what they know; what slips through costs itself alone."""
+    """A value that no column takes is left out, and the rest goes on.
+
+    Times, counts and sketches may come from any sender. The readers bound the values that they know; another odd value costs
+    itself alone.
+    """
     clock = Clock()
     span = Span(
         trace_id=b"\1" * 16,
@@ -207,7 +224,7 @@ async def test_what_no_column_takes_is_left_out_and_the_rest_goes_on(tmp_path: P
         await taken(pipeline, journal)
         clock.now += 30 * SECOND
         pipeline._sweep(clock.now)
-        odd = replace(pipeline._rows[0], request_id="f" * 16, status="no number")  # no column takes it
+        odd = replace(pipeline._rows[0], request_id="f" * 16, status="no number")  # no column takes this value
         pipeline._rows.append(odd)
         await pipeline.flush()
         assert pipeline.stats.failing == 0
@@ -257,7 +274,7 @@ async def test_a_store_that_is_gone_ends_the_pipeline_and_nothing_more_is_acknow
 
 @asynccontextmanager
 async def _gone(root: Path) -> AsyncIterator[tuple[Journal, Pipeline]]:
-    """A collector whose pipeline ends because its store is gone."""
+    """Yield a collector whose pipeline ends because its store is gone."""
     stack = AsyncExitStack()
     yield await stack.enter_async_context(running(root, Clock()))
     with pytest.raises(FolderGoneError):
@@ -292,12 +309,15 @@ async def test_rows_decided_while_nothing_comes_are_published_too(tmp_path: Path
         for wait in (13, 40):
             clock.now += wait * SECOND
             pipeline._sweep(clock.now)
-            await pipeline.flush()  # twice the same empty offset range
+            await pipeline.flush()  # twice with the same empty offset range
         assert len(stored(tmp_path)) == 3
 
 
 async def test_G09_a_session_long_trace_is_not_one_request(tmp_path: Path) -> None:
-    """6000 foreign spans under one trace and 25 requests beside them: 25 rows, memory bounded."""
+    """A long session's trace is not one request.
+
+    6000 foreign spans under one trace and 25 requests beside them give 25 rows, in bounded memory.
+    """
     clock = Clock()
     request = ExportTraceServiceRequest()
     scoped = request.resource_spans.add().scope_spans.add()
@@ -352,7 +372,7 @@ FUZZ_TIMES = (0, 1, START, START + SECOND, 2**63, 2**64 - 1)
 
 
 def spoiled(record: Record, data: st.DataObject) -> Span:
-    """A span as Handrail or vLLM sends it, with any of its values replaced by something absurd."""
+    """Return a span of Handrail or vLLM with absurd values in place of its own."""
     if isinstance(record, Exchange):
         span = to_span(record)
     else:

@@ -1,4 +1,7 @@
-"""What sidecars say of hand-offs, engines and processes, from their bytes to the tables; killed in between, nothing twice."""
+"""Sidecars' records of hand-offs, engines and processes, from bytes to tables.
+
+The collector is killed in between, and nothing is stored twice.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ async def test_an_open_hand_off_is_a_provisional_row_with_its_age_until_its_end_
         assert [f.outcome for f in pipeline.fetches()] == ["hung"]
         ended = altered(open_one, provisional=False, noticed_ns=80 * SECOND, ended_ns=80 * SECOND)
         await journal.consume(Signal.TRACES, plugin_batch([ended], 3))
-        await journal.consume(Signal.LOGS, log_batch([later], 4))  # one that was held up says nothing any more
+        await journal.consume(Signal.LOGS, log_batch([later], 4))  # a delayed report changes nothing
         await taken(pipeline, journal)
         assert [(f.outcome, f.open) for f in pipeline.fetches()] == [("ok", False)]
         pipeline._sweep(clock.now + 30 * SECOND)

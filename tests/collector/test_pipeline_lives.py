@@ -1,4 +1,7 @@
-"""Many lives of one collector: killed at any moment, with joins that come late; in the end each request has one row, whole."""
+"""Many lives of one collector, killed at any moment, with joins that come late.
+
+In the end each request has one complete row.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ class Life:
         return life
 
     async def kill(self) -> None:
-        """Nothing is flushed any more."""
+        """Stop without a flush."""
         self.running.cancel()
         await asyncio.gather(self.running, return_exceptions=True)
         await self.journal.shutdown()
@@ -76,7 +79,10 @@ class Life:
 
 
 def foreign_span(span_id: str, parent: Exchange) -> bytes:
-    """A router's span that says nothing itself and links what is below it to ``parent``."""
+    """Return a router's span with no evidence of its own.
+
+    It links the spans below it to ``parent``.
+    """
     request = ExportTraceServiceRequest()
     request.resource_spans.add().scope_spans.add().spans.append(
         Span(
@@ -91,7 +97,10 @@ def foreign_span(span_id: str, parent: Exchange) -> bytes:
 
 
 def events(rng: random.Random) -> Iterator[tuple[float, Exchange | bytes]]:
-    """When what arrives: whole requests, P without context, D linked by a span that comes up to 30 s late."""
+    """Yield what arrives, and when.
+
+    These are whole requests, P without context, and D linked by a span that comes up to 30 s late.
+    """
     for n in range(REQUESTS):
         at = rng.uniform(0, 60)
         edge, p, d = (r for r in split_request(f"r{n}", f"t{n}", at_ms=n * 3000).values() if isinstance(r, Exchange))
@@ -147,7 +156,10 @@ async def test_each_request_has_one_whole_row_whatever_the_moments_of_death(seed
 
 
 def _check_counts(root: Path, pipeline: Pipeline, spans: int, records: int) -> None:
-    """The counters over all lives are what one life would have counted: each thing once."""
+    """Check that the counters over all lives equal those of one life.
+
+    Each thing counts once.
+    """
     seen = pipeline.observed
     assert seen[CounterKey.SPANS] == seen[CounterKey.SPANS_STORED] == spans
     assert seen[CounterKey.DUPLICATE_BATCHES] == seen[CounterKey.DUPLICATE_SPANS] == 0
@@ -155,7 +167,7 @@ def _check_counts(root: Path, pipeline: Pipeline, spans: int, records: int) -> N
     written = [row for row in every_version(root) if row.scope != MERGED]
     assert seen[CounterKey.ROWS] == sum(seen.by_word(CounterKey.DECISIONS).values()) == len(written)
     assert sum(seen.by_word(CounterKey.JOINS).values()) <= records
-    # phases and outcomes: each request once, but one that was told in parts before they were joined, once a part
+    # phases and outcomes: each request counts once, but once a part where it was decided in parts before they were joined
     assert sum(seen.by_words(CounterKey.JOINED, 2).values()) == REQUESTS
     unattributed = seen.durations(Timed.PHASES, 2)[Phase.UNATTRIBUTED.value, UNKNOWN].histogram().count
     reported_apart = sum(row.scope == MERGED for row in every_version(root))
@@ -171,7 +183,7 @@ def every_version(root: Path) -> list[RequestRow]:
 
 
 async def test_a_stop_in_the_middle_of_a_publish_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writing thread cannot be called back, so nothing may run beside it."""
+    """Nothing may run beside the writing thread, which cannot be called back."""
     clock = Clock()
     life = await Life.begin(tmp_path, clock)
     publish, inside = life.publisher.publish, 0

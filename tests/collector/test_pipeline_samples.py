@@ -1,4 +1,7 @@
-"""Samples of devices and of engines' pages, from a sidecar's bytes to the store: once, whatever restarts and comes again."""
+"""Samples of devices and engines' pages, from a sidecar's bytes to the store.
+
+Each sample is stored once, whatever restarts and whatever comes again.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def kept(root: Path, table: Table) -> list[Any]:
 
 
 def links(seconds: int) -> list[list[DeviceSample]]:
-    """A batch a second of two ports at 10 Hz."""
+    """Return a batch a second of two ports at 10 Hz."""
     return [
         [
             sample(port(n), START_UNIX_NS + second * S + tick * S // 10, counter("bytes", 1000 * second + tick, "receive"))
@@ -52,7 +55,7 @@ async def test_samples_are_stored_once_whatever_is_delivered_again_and_replayed(
             for seq, batch in enumerate(reports, 1):
                 await journal.consume(Signal.METRICS, device_batch(batch, seq))
             await taken(pipeline, journal)
-            assert pipeline.duplicates.batches == (0 if life == 0 else 4)  # one came again before, three now
+            assert pipeline.duplicates.batches == (0 if life == 0 else 4)  # one repeat in the first life, three in the second
             if life == 0:
                 await pipeline.flush()
                 await journal.consume(Signal.METRICS, device_batch(reports[0], 1))

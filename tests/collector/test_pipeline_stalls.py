@@ -1,4 +1,7 @@
-"""Stalls from their bytes to the table, the metric and the answers; told once, whatever is killed or comes late in between."""
+"""Stalls from their bytes to the table, the metric and the answers.
+
+Each stall is reported once, whatever is killed or comes late in between.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ AT_MS = 160 + 20_000
 
 
 def a_request(rid: str = "req-a", trace: str = "t1") -> list[Exchange]:
-    """Edge, P and D of one request whose stream stood still once."""
+    """Return edge, P and D of one request whose stream stalled once."""
     _, p, _ = proxies(rid, trace)
     edge = stream(Role.EDGE, 0, 300, GAPS, rid=rid, trace=trace)
     d = stream(Role.DECODE, 130, 160, GAPS, rid=rid, trace=trace, parent=edge, kv_in=kv(f"cmpl-{rid}-0-0000aaaa"))
@@ -86,7 +89,7 @@ async def test_a_late_span_makes_a_new_version_and_no_second_stall(tmp_path: Pat
 async def test_a_request_with_a_stall_waits_for_what_the_engine_tells_a_little_later(tmp_path: Path) -> None:
     clock = Clock()
     async with running(tmp_path, clock) as (journal, pipeline):
-        await send(journal, a_request("req-0", "t0"))  # who reports is known from now on
+        await send(journal, a_request("req-0", "t0"))  # from now on it is known which processes report
         await taken(pipeline, journal)
         clock.now += 60 * SECOND
         pipeline._sweep(clock.now)
@@ -112,10 +115,10 @@ def stored_and_waiting(pipeline: Any) -> list[Any]:
 async def test_a_fault_over_stalls_costs_the_stalls_alone(tmp_path: Path) -> None:
     clock = Clock()
     async with running(tmp_path, clock) as (journal, pipeline):
-        pipeline.stalling.activity = None  # whatever it is that breaks
+        pipeline.stalling.activity = None  # stands for any error in the stalls' code
         await send(journal, a_request())
         await taken(pipeline, journal)
         pipeline._sweep(clock.now + 20 * SECOND)
-        assert pipeline.stats.faults == 2  # over what paused it, over what stalled it
+        assert pipeline.stats.faults == 2  # one for what paused it, one for what stalled it
     assert len(stored(tmp_path)) == 1
     assert stalls(tmp_path) == []

@@ -1,4 +1,7 @@
-"""From the bytes of a request to Parquet rows, with numbers and texts of others that nobody sane sends: none costs a row."""
+"""From a request's bytes to Parquet rows, with absurd numbers and texts.
+
+None of them costs a row.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ SEEDS = range(16)
 
 
 def everything() -> list[tuple[Signal, bytes]]:
-    """What sidecars and an engine send of one request, samples included."""
+    """Return all that sidecars and an engine send of one request, samples included."""
     edge_p_d, (at_p, at_d) = a_request()
     sent = [(Signal.TRACES, batch([one], number, one.process.role.value)) for number, one in enumerate(edge_p_d, 1)]
     sent += [(Signal.TRACES, plugin_batch(answer, 10 + at)) for at, answer in enumerate((at_p, at_d))]
@@ -64,7 +67,7 @@ async def test_numbers_at_the_edges_of_their_types_cost_no_row(tmp_path: Path, s
         for signal, payload in sent:
             await journal.consume(signal, payload)
         await taken(pipeline, journal)
-        for _ in range(2):  # whatever is open is decided
+        for _ in range(2):  # two passes decide everything that is open
             clock.now += 3600 * SECOND
             await journal.consume(Signal.TRACES, batch([exchange(Role.EDGE, 0, 1, rid="later", trace="t9")], clock.now % 97, "o"))
             await taken(pipeline, journal)

@@ -1,7 +1,8 @@
-"""Every engine adapter against recordings of the real thing: what it claims, what it reads, that nothing makes it raise.
+"""Every engine adapter against recordings of the real engine.
 
-A registry entry without a recording fails here with the path to create: tests/data/recordings/otlp_raw/<name>.pb or the recorded
-``*.grpc.pb`` / ``*.http.pb`` of the engine, and tests/golden/engines/<adapter>.txt (written with --update).
+The tests check what it claims and what it reads, and that no input makes it raise.
+A registry entry without a recording fails here with the path to create: tests/data/recordings/otlp_raw/<name>.pb or the
+recorded ``*.grpc.pb`` / ``*.http.pb`` of the engine, and tests/golden/engines/<adapter>.txt (written with --update).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def recorded() -> Iterator[tuple[Span, str, Process]]:
 
 
 def adapter_output(record: Record) -> str:
-    """One line a record: ids left out, since they are random."""
+    """Return one line a record, without ids, since they are random."""
     parts = [type(record).__name__, record.process.service]
     if isinstance(record, EngineRequest):
         assert record.end_unix_ns is not None
@@ -135,7 +136,11 @@ def test_C04_attributes_that_are_named_like_ids_never_override_the_real_ones(giv
 
 
 def test_a_failed_fetch_leaves_no_figures_behind() -> None:
-    """Policy ``fail``: status unset, no tokens, a queue time of 0 and a TTFT although no token was produced (measured)."""
+    """A failed fetch leaves no figures.
+
+    With policy ``fail`` the span has an unset status, no tokens, a queue time of 0, and a TTFT although no token was produced
+    (measured).
+    """
     span = Span(name="llm_request", kind=Span.SPAN_KIND_SERVER, start_time_unix_nano=10**18, end_time_unix_nano=10**18 + 10**8)
     for key, value in (("time_in_queue", 0.0), ("time_in_model_prefill", 0.0), ("time_to_first_token", 0.09), ("e2e", 0.09)):
         span.attributes.add(key=f"gen_ai.latency.{key}").value.double_value = value

@@ -1,4 +1,7 @@
-"""The contract of an OTLP receiver, whoever consumes: one battery for the server and for the tap, over every transport."""
+"""The contract of an OTLP receiver.
+
+One battery runs for the server and for the tap, over every transport and with every kind of consumer.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ RECEIVERS: dict[str, Callable[..., Receiver]] = {"server": server, "tap": tap}
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer in terms that all transports share. ``code``: HTTP status or gRPC code."""
+    """An answer in terms that all transports share.
+
+    ``code``: HTTP status or gRPC code.
+    """
 
     code: int | str
     rejected: int = 0
@@ -92,7 +98,7 @@ class Transport:
             except grpc.aio.AioRpcError as error:
                 trailers: Any = error.trailing_metadata()
                 status = next((value for key, value in trailers if key == DETAILS_KEY), b"")
-                # Both must say the same: some senders read one, some the other.
+                # Both must be equal: some senders read one, some the other.
                 message = (error.details() or "") if status_message(status) in ("", error.details()) else "contradiction"
                 return Reply(error.code().name, 0, message, retry_delay_s(status))
         partial = SHAPES[signal].response.FromString(answer).partial_success
@@ -150,7 +156,7 @@ async def post(receiver: Receiver, path: str, body: Any, headers: dict[str, str]
 
 
 def as_json(request: Request) -> bytes:
-    """OTLP/JSON: protobuf's mapping, with hex ids and numbers for enums."""
+    """Return OTLP/JSON: protobuf's mapping, with hex ids and numbers for enums."""
 
     def hexed(node: Any) -> Any:
         if isinstance(node, list):
@@ -192,7 +198,7 @@ async def test_accepting(make: Callable[..., Receiver], transport: Transport) ->
 @each_receiver
 @each_transport
 async def test_a_string_that_is_not_utf8_costs_that_attribute(make: Callable[..., Receiver], transport: Transport) -> None:
-    """The text is swapped in the bytes of the request, since no library sends it."""
+    """The test swaps the text in the request's bytes, since no library sends it."""
     kept, whole = Keeping(), span(2, name="whole")
     bad = span(1)
     bad.attributes.add(key="pod").value.string_value = "MUELLER"
@@ -256,7 +262,7 @@ async def test_a_consumer_that_breaks_its_contract(
         reply = await transport.send(receiver, Signal.TRACES, BATCH)
         assert reply.code == ("UNAVAILABLE" if transport.content_type is None else 503)
         assert reply.delay_s == 1.0
-        assert reply.message == "internal fault"  # and nothing of the exception
+        assert reply.message == "internal fault"  # no text of the exception
         assert receiver.stats.consumer_faults == 1
     assert "the consumer of traces failed" in caplog.text
 
@@ -287,7 +293,7 @@ async def test_only_bad_items_reach_no_consumer(make: Callable[..., Receiver], t
 @each_receiver
 @each_transport
 async def test_slow(make: Callable[..., Receiver], transport: Transport) -> None:
-    """Acknowledged after the consumer, not before; the others are not held up."""
+    """A batch is acknowledged after the consumer; the others are not delayed."""
     gated = Gated()
     async with running(make, gated) as receiver:
         first = asyncio.create_task(transport.send(receiver, Signal.TRACES, BATCH))
@@ -354,7 +360,7 @@ async def test_stopping_is_told_on_an_open_connection(make: Callable[..., Receiv
     headers = {"Content-Type": PROTOBUF}
     async with aiohttp.ClientSession() as session:
         async with session.post(url(receiver, "/v1/traces"), data=b"\xff", headers=headers) as response:
-            assert response.status == 400  # leaves a connection open
+            assert response.status == 400  # this answer leaves a connection open
         held = asyncio.create_task(OVER_HTTP.send(receiver, Signal.TRACES, BATCH))
         await asyncio.wait_for(gated.entered.wait(), 60)
         stopping = asyncio.create_task(receiver.shutdown(20.0))
@@ -370,7 +376,7 @@ async def test_stopping_is_told_on_an_open_connection(make: Callable[..., Receiv
 async def test_a_caller_that_gives_up_does_not_tear_the_consumer(make: Callable[..., Receiver]) -> None:
     gated = Gated()
     async with running(make, gated) as receiver:
-        for patience_s in (0.3, 3.0, 30.0):  # until it is long enough to get as far as the consumer
+        for patience_s in (0.3, 3.0, 30.0):  # until the patience is long enough to reach the consumer
             reply = await OVER_GRPC.send(receiver, Signal.TRACES, BATCH, timeout_s=patience_s)
             assert reply.code == "DEADLINE_EXCEEDED"
             if gated.entered.is_set():
@@ -507,7 +513,10 @@ async def test_nothing_is_left_open(make: Callable[..., Receiver]) -> None:
 
 
 def emit(exporter: SpanExporter, count: int) -> None:
-    """What an instrumented engine does: a provider, a batch processor, a flush. Runs in a thread of its own."""
+    """Send as an instrumented engine does: a provider, a batch processor, a flush.
+
+    It runs in a thread of its own.
+    """
     provider = TracerProvider(resource=Resource.create({"service.name": "engine"}))
     provider.add_span_processor(BatchSpanProcessor(exporter, max_export_batch_size=64, schedule_delay_millis=50))
     tracer = provider.get_tracer("engine")
@@ -530,7 +539,7 @@ def sdk_exporter(receiver: Receiver, protocol: str) -> SpanExporter:
 @each_receiver
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 async def test_opentelemetry_sdk(make: Callable[..., Receiver], protocol: str) -> None:
-    """The real SDK, through a consumer that is full once: nothing lost, nothing twice."""
+    """The consumer is full once; the real SDK loses and doubles nothing."""
     flaky = Full(times=1, delay_s=0.2)
     async with running(make, flaky) as receiver:
         await asyncio.to_thread(emit, sdk_exporter(receiver, protocol), 300)

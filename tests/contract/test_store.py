@@ -1,4 +1,4 @@
-"""What every store must answer (``store.contract``).
+"""The contract of a store (``store.contract``).
 
 A backend is one line in ``STORES``; it may opt out of a test by name, with a reason.
 """
@@ -40,28 +40,37 @@ from handrail_collector.store.tables.dataclass_table import FlatRows
 
 @dataclass(slots=True)
 class Store:
-    """One store under test, in the words of ``store.contract``; and what else a test needs to do with it."""
+    """One store under test, in the words of ``store.contract``.
+
+    The other fields are what a test needs beside that contract.
+    """
 
     writer: StoreWriter
     reader: StoreQueries
     copied: Callable[[], StoreQueries]
-    """A reader of a copy of it, as one that was taken to another machine."""
+    """Returns a reader of a copy of the store, as if moved to another machine."""
     reopened: Callable[[], Recovered]
-    """Its writer's process ends and another one begins."""
+    """Ends the writer's process and begins another one."""
     after_publish: Callable[[], None] = lambda: None
     spoil_before: Callable[[int], None] | None = None
-    """Make unreadable what holds only rows that started before a time, where the store keeps these apart."""
+    """Makes rows that started before a time unreadable.
+
+    It spoils only what holds no later row, where the store keeps these apart.
+    """
     ends: int = 0
 
     def publish(self, spans: Sequence[SpanRow], rows: Sequence[RequestRow], flat: FlatRows | None = None) -> None:
-        """The next hundred offsets of the journal."""
+        """Publish under the next hundred offsets of the journal."""
         self.writer.publish(self.ends, self.ends + 100, 0, spans, rows, flat=flat)
         self.ends += 100
         self.after_publish()
 
 
 def parquet(folder: Path, folded: bool = False) -> Iterator[Store]:
-    """``folded``: compacted after every publish, as if each were the last of its hour."""
+    """Yield a Parquet store.
+
+    ``folded``: compacted after every publish, as if each were the last of its hour.
+    """
     root = folder / "store"
     publisher = StorePublisher(root)
     upkeep = Upkeep(publisher, UpkeepSettings(grace_ns=0), lambda: START_UNIX_NS + 1000 * HOUR_NS)
@@ -94,7 +103,10 @@ def parquet(folder: Path, folded: bool = False) -> Iterator[Store]:
 
 
 def memory(folder: Path) -> Iterator[Store]:
-    """Says that the battery asks for nothing that only files and SQL have."""
+    """Yield a store in memory.
+
+    It shows that the battery needs nothing that only files and SQL have.
+    """
     kept = MemoryKept()
     writer = MemoryWriter(kept)
     yield Store(writer, MemoryReader(kept), lambda: MemoryReader(deepcopy(kept)), lambda: MemoryWriter(kept).open())
@@ -108,7 +120,7 @@ STORES: dict[str, Callable[[Path], Iterator[Store]]] = {
 OPT_OUTS: dict[tuple[str, str], str] = {
     ("memory", "test_a_question_about_a_time_reads_nothing_of_others"): "it keeps no times apart",
 }
-"""Reason by (store, test name)."""
+"""The reason for each opt-out, by (store, test name)."""
 
 
 def test_every_opt_out_is_of_a_store_and_a_test_that_exist() -> None:
@@ -126,7 +138,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 
 def varied(count: int) -> list[RequestRow]:
-    """Rows that differ in everything that is filtered by, with gaps."""
+    """Return rows that differ in every filtered column, with gaps."""
     rng = random.Random(7)
     return [
         replace(
@@ -403,7 +415,10 @@ def test_a_question_about_a_time_reads_nothing_of_others(store: Store) -> None:
 
 
 def several_hosts() -> list[DeviceSample]:
-    """A second and a half of three hosts, two GPUs each; one of them reset its counters."""
+    """Return a second and a half of samples from three hosts with two GPUs each.
+
+    One host reset its counters.
+    """
     samples = [one for host in ("p0", "d0", "d1") for one in flattened(list(busy_host(1.5, gpus=2, host=host)))]
     reset = [
         replace(one, values=tuple(v._replace(start_unix_ns=v.start_unix_ns and START_UNIX_NS) for v in one.values))
@@ -430,7 +445,7 @@ def test_samples_come_back_as_they_were_those_asked_for(store: Store, fields: di
     samples = several_hosts()
     for start in range(0, len(samples), 40):
         store.publish([], [], {Table.GPU_SAMPLES: runs(samples[start : start + 40])})
-    store.publish([], [], {Table.GPU_SAMPLES: runs(samples[:10])})  # told twice
+    store.publish([], [], {Table.GPU_SAMPLES: runs(samples[:10])})  # reported twice
     wanted = SampleFilter(**({"since_unix_ns": 0, "until_unix_ns": 1 << 62} | fields))
     found = store.reader.samples(Table.GPU_SAMPLES, wanted)
     assert by_device(found) == by_device(map(wanted.reduced, filter(wanted.matches, samples)))

@@ -1,1 +1,1 @@
-"""Every crash point of the journal and the store, enumerated: ``python -m tests.crash``."""
+"""All crash points of the journal and the store: ``python -m tests.crash``."""

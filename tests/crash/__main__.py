@@ -1,7 +1,8 @@
-"""Prints every crash point of the journal and the store, and what was lost, doubled or torn; ``--json``: one object a line.
+"""Print every crash point of journal and store and what was lost, doubled or torn.
 
-One life of a collector is recorded, crashed before each of its operations in every way, started again, and compared with what was
-acknowledged; the starts are crashed too. Exit code 1 when anything is not 0.
+``--json`` prints one object a line. The exit code is 1 when anything is not 0.
+One life of a collector is recorded, crashed before each of its operations in every way, started again, and compared with what
+was acknowledged. The starts are crashed too.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest has it
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest sets it
 
 from crash import faults
 from crash.crashes import START, Crashes, Tally
 from crash.recorded import JOURNAL, STORE, Recorder
 
 MEMORY = Path("/dev/shm")
-"""Where there is one, thousands of folders are made and removed faster."""
+"""A file system in memory, which makes and removes thousands of folders faster."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when nothing was lost, doubled, torn or wrong."""
+    """Return 0 when nothing was lost, doubled, torn or wrong, otherwise 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--all", action="store_true", help="crash the start after every crash, fail every operation (minutes)")
     parser.add_argument("--json", action="store_true", help="one object a line on standard output")
     given = parser.parse_args(arguments)
-    logging.disable(logging.CRITICAL)  # the faults are meant, and told by the hundred
+    logging.disable(logging.CRITICAL)  # the faults are intended, and logged by the hundred
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         recorded = Recorder(Path(folder) / "recorded").run()
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def line(name: str, tally: Tally) -> dict[str, object]:
-    """One row for a machine."""
+    """Return one row for a program."""
     return {
         "operation": name,
         "points": tally.points,
@@ -75,7 +76,7 @@ def line(name: str, tally: Tally) -> dict[str, object]:
 
 
 def table(tallies: dict[str, Tally]) -> Table:
-    """All rows for a person, and their sum."""
+    """Return all rows and their sum, for a person."""
     made = Table(box=None, header_style="bold", pad_edge=False)
     made.add_column("operation", no_wrap=True)
     for name in ("points", "crashes", "ways", "lost", "twice", "torn", "wrong"):
@@ -94,7 +95,7 @@ def table(tallies: dict[str, Tally]) -> Table:
 
 
 def figures(tally: Tally) -> tuple[int, ...]:
-    """In the order of the table's columns."""
+    """Return a tally's figures in the order of the table's columns."""
     return tally.points, tally.crashes, len(tally.ways), tally.lost, tally.twice, tally.torn, tally.wrong
 
 

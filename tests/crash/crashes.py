@@ -1,4 +1,7 @@
-"""The recorded life, crashed before each operation in every way, started again, and held against what was acknowledged."""
+"""The recorded life, crashed before each operation in every way.
+
+After each crash it is started again and compared with what was acknowledged.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +22,25 @@ from handrail_collector.store.manifest import MANIFEST
 from harness.pipelines import Clock
 
 EXPIRING = {"expires": "retention", "over-quota": "quota"}
-"""Requests that leave the store, and by which action."""
+"""Requests that leave the store, each with the action that removes it."""
 
 
 START = "start after a crash"
 FOLDED_OF = 5
-"""After every so-many-th start the store is also folded: that takes as long as all the rest."""
+"""The number of starts for each one whose store is also compacted.
+
+That takes as long as all the rest.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a start after one crash came to; the counts of what must not be."""
+    """The result of a start after one crash: counts of what must not happen."""
 
     lost: int = 0
     twice: int = 0
     torn: int = 0
-    wrong: int = 0  # rows that are not what was sent, and counts that are not what was stored
+    wrong: int = 0  # rows that differ from what was sent, and counts that differ from what was stored
     message: str = ""
 
 
@@ -51,7 +57,7 @@ class Tally:
     messages: list[str] = field(default_factory=list)
 
     def add(self, way: str, outcome: Outcome, where: str) -> None:
-        """One crash."""
+        """Count one crash."""
         self.ways[way] += 1
         self.lost += outcome.lost
         self.twice += outcome.twice
@@ -62,26 +68,30 @@ class Tally:
 
     @property
     def crashes(self) -> int:
-        """Of all ways."""
+        """Crashes in all ways."""
         return sum(self.ways.values())
 
 
 class Crashes:
-    """``every``: only each so-many-th crash point; ``again``: of the crashes each so-many-th start is crashed too, 0 for none."""
+    """Every crash point of a recorded life.
+
+    ``every``: the test takes only one crash point in that many.
+    ``again``: of the crashes, it also crashes the start of one in that many; 0 for none.
+    """
 
     def __init__(self, recorded: Recorded, folder: Path, every: int = 1, again: int = 1) -> None:
         self.tallies: dict[str, Tally] = {}
-        self.starts = 0  # carried out; all other crashes left a disk that had been started before
+        self.starts = 0  # starts that were run; all other crashes left a disk that an earlier start had
         self._recorded = recorded
         self._folder = folder
         self._every = every
         self._again = again
         self._roots = 0
-        self._known: dict[tuple[bytes, int], Outcome] = {}  # a start depends on the disk and on what was acknowledged
+        self._known: dict[tuple[bytes, int], Outcome] = {}  # a start depends only on the disk and on what was acknowledged
         self._crashed_starts: set[tuple[bytes, int]] = set()
 
     def run(self) -> None:
-        """All of them."""
+        """Crash at all chosen points."""
         disk = Disk()
         for number, point in enumerate(self._recorded.points):
             if number % self._every == 0 or point.coming is None:
@@ -99,7 +109,7 @@ class Crashes:
                 self._crash_the_start(left, point, where)
 
     def _crash_the_start(self, left: Disk, point: Point, where: str) -> None:
-        """Once for every disk that a start may find."""
+        """Crash a start at each of its operations, once for every disk that it may find."""
         known = (left.key(), point.step)
         if known in self._crashed_starts:
             return
@@ -141,7 +151,7 @@ class Crashes:
         return Outcome(torn=1, message=torn) if torn else self.after_start(left, point)
 
     def after_start(self, left: Disk, point: Point) -> Outcome:
-        """What a start on it comes to."""
+        """Start a collector on the disk and return the outcome."""
         self.starts += 1
         root = self._root(left)
         outcome = asyncio.run(self._started(root, point))
@@ -149,7 +159,7 @@ class Crashes:
         return outcome
 
     def _torn(self, left: Disk, point: Point) -> str:
-        """What is wrong for a reader before anybody has started anything again; '' when nothing is."""
+        """Return what is wrong for a reader before any start after the crash, or ''."""
         manifest = left.names.get(f"store/{MANIFEST}")
         data = b"" if manifest is None else manifest.now
         found: dict[str, bytes] = {}
@@ -162,7 +172,10 @@ class Crashes:
         return "" if not view.twice and self._recorded.allows(point.step, view) else "neither the state before nor the one after"
 
     async def _started(self, root: Path, point: Point) -> Outcome:
-        """Start, publish, send again what was not acknowledged, let time pass, fold; and look after each."""
+        """Start a collector after the crash and compare the store at each stage.
+
+        It publishes, sends again what was not acknowledged, lets time pass, and compacts.
+        """
         clock = Clock.at(point.at_unix_ns)
         collector = Collector.open(root, RecordingFiles(root), clock)
         await collector.start()
@@ -214,7 +227,7 @@ class Crashes:
         return {span_id for each in sent for span_id in each.spans if not self._may_be_gone(each.request, point)}
 
     def _left_at(self, request: str) -> int:
-        """The step in which it leaves the store."""
+        """Return the step in which the request leaves the store."""
         action = EXPIRING.get(request)
         actions = [step.action for step in self._recorded.steps]
         return actions.index(action) if action else len(actions)
@@ -227,7 +240,7 @@ class Crashes:
 
 
 def stored(root: Path) -> View:
-    """What lies in the store, read as the bytes that they are."""
+    """Return what is in the store, read from the bytes of its files."""
     store = root / "store"
     data = (store / MANIFEST).read_bytes() if (store / MANIFEST).exists() else b""
     return view_of(data, {path: (store / path).read_bytes() for path in listed_files(data)})

@@ -1,7 +1,9 @@
-"""The life of ``crash.life`` on a disk that fails: full from some operation on until someone makes room, or one sync.
+"""The life of ``crash.life`` on a failing disk.
 
-Senders send again what was refused, a collector whose journal's disk failed is started anew, and what upkeep could not do is due
-again. In the end everything is there once, also when the power goes then.
+The disk is full from some operation on until there is room again, or one sync fails.
+Senders send again what was refused. A collector whose journal's disk failed is started again. Maintenance that failed is due
+again.
+In the end everything is there once, also when the power goes then.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class Fault:
         self._relieved = False
 
     def __call__(self, operation: Operation) -> None:
-        """To be called before each operation."""
+        """Fail where the fault strikes; called before each operation."""
         if self._relieved or operation.kind not in (GROWING if self._kind == FULL else ("sync",)):
             return
         self._left -= 1
@@ -54,12 +56,12 @@ class Fault:
         raise OSError(errno.EIO, "Input/output error")
 
     def relieve(self) -> None:
-        """There is room again."""
+        """Make room again."""
         self._relieved = self._relieved or self.struck
 
 
 class FaultyLife:
-    """One life; ``run`` says what became of it."""
+    """One life on a failing disk."""
 
     def __init__(self, root: Path, recorded: Recorded, fault: Fault) -> None:
         root.mkdir()
@@ -71,7 +73,7 @@ class FaultyLife:
         self._clock = Clock.at(recorded.steps[0].at_unix_ns)
 
     async def run(self) -> str:
-        """What is wrong in the end; '' when nothing is."""
+        """Live to the end; return what is wrong then, or ''."""
         collector = await self._started()
         for step in self._recorded.steps:
             self._clock.now = step.at_unix_ns
@@ -130,7 +132,10 @@ class FaultyLife:
 def run(
     recorded: Recorded, crashes: Crashes, folder: Path, every: int, kinds: Sequence[str] = (FULL, FAILED_SYNC)
 ) -> dict[str, Tally]:
-    """Each ``every``-th operation that a fault of a kind can strike; the power goes after each life."""
+    """Run one life for each ``every``-th operation that a fault of a kind can strike.
+
+    The power goes after each life.
+    """
     tallies = {kind: Tally() for kind in kinds}
     end = recorded.points[-1]
     for kind, tally in tallies.items():

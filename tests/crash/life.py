@@ -1,7 +1,8 @@
-"""One collector's life from its first byte to its last removal, with the real journal, pipeline, publisher and upkeep.
+"""A collector's life from its first byte to its last removal, step by step.
 
-Six weeks and nine requests, a span for each process: published as they come, joined late, withdrawn, folded twice, expired, over
-the quota. Nothing runs by itself: each step is called, so that every life is the same.
+The journal, the pipeline, the publisher and maintenance are the real ones.
+It lasts six weeks and has nine requests with a span for each process. They are published as they come, joined late, withdrawn,
+compacted twice, expired, and removed over the quota. Nothing runs by itself: each step is called, so every life is the same.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ DAY0 = (EPOCH // DAY_NS + 1) * DAY_NS + HOUR_NS
 TODAY = DAY0 + 40 * DAY_NS
 GRACE_NS = 60 * SECOND
 LOAD = 9
-"""Last digits of the span ids of loads."""
+"""The last digits of the span ids of loads."""
 LIMITS = LogLimits(max_bytes=256 << 10, segment_bytes=2 << 10, max_record_bytes=64 << 10)
 STITCH = StitchSettings(
     engine_wait_ns=3 * SECOND,
@@ -47,12 +48,15 @@ STITCH = StitchSettings(
 
 
 class UpkeepFailedError(Exception):
-    """A step of upkeep failed, and is due again."""
+    """A step of maintenance failed and is due again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One export request: ``spans`` by id, and those of them that a request row rests on. ``events``: of logs and metrics."""
+    """One export request.
+
+    ``spans``: ids. ``evidence``: those spans that a request row rests on. ``events``: of logs and metrics.
+    """
 
     payload: bytes
     request: str
@@ -65,7 +69,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What happens at ``at_unix_ns``: export requests, or an action of the collector by name."""
+    """Export requests, or one action of the collector by name, at ``at_unix_ns``."""
 
     at_unix_ns: int
     sent: tuple[Sent, ...] = ()  # at once
@@ -80,7 +84,7 @@ class Script:
     _seq: int = 0
 
     def records(self, rid: str, at_unix_ns: int) -> tuple[Exchange, Exchange, Exchange]:
-        """The proxies' records of one request."""
+        """Return the proxies' records of one request."""
         every = split_request(rid, rid, at_ms=(at_unix_ns - EPOCH) / 1e6)
         edge, p, d = (record for record in every.values() if isinstance(record, Exchange))
         base = len(self.steps) + 1
@@ -93,11 +97,11 @@ class Script:
         return edge, fixed(p, 2, edge.ids.span_id), fixed(d, 3, edge.ids.span_id)
 
     def send(self, at_unix_ns: int, rid: str, *records: Exchange) -> None:
-        """Each in a batch of its own, one after the other."""
+        """Send each record in a batch of its own, one after the other."""
         self.steps += [Step(at_unix_ns, (self._sent(rid, record),)) for record in records]
 
     def send_at_once(self, at_unix_ns: int, rid: str, *records: Exchange) -> None:
-        """Each in a batch of its own; they share a sync."""
+        """Send each record in a batch of its own, all at once; they share a sync."""
         self.steps.append(Step(at_unix_ns, tuple(self._sent(rid, record) for record in records)))
 
     def _sent(self, rid: str, record: Exchange) -> Sent:
@@ -107,7 +111,7 @@ class Script:
         return Sent(payload, rid, ids, ids, record.process.role.value == "edge")
 
     def load(self, at_unix_ns: int, rid: str, below: Exchange) -> None:
-        """What the plugin in D says of the load."""
+        """Send the record of the load by the plugin in D."""
         self._seq += 1
         span_id = f"{len(self.steps) + 1:08x}{LOAD:08x}"
         record = replace(
@@ -117,7 +121,7 @@ class Script:
         self.steps.append(Step(at_unix_ns, (Sent(plugin_batch([record], self._seq), rid, (span_id,), (span_id,)),)))
 
     def tell(self, at_unix_ns: int, detail: str) -> None:
-        """What a sidecar says of an engine's process."""
+        """Send a sidecar's event about an engine's process."""
         self._seq += 1
         event = happened(ProcessEventKind.HUNG, Role.DECODE, (at_unix_ns - EPOCH) / 1e6, detail=detail)
         self.steps.append(
@@ -125,13 +129,13 @@ class Script:
         )
 
     def sample(self, at_unix_ns: int, device: str) -> None:
-        """What a sidecar read of a GPU; its key tells the samples apart."""
+        """Send a sidecar's sample of a GPU; its key tells the samples apart."""
         self._seq += 1
         payload = device_batch([sample(gpu(key=device), at_unix_ns, gauge("utilization_ratio", 0.5))], self._seq)
         self.steps.append(Step(at_unix_ns, (Sent(payload, device, (), (), events=(device,), signal=Signal.METRICS),)))
 
     def link(self, at_unix_ns: int, rid: str, span_id: str, parent: Exchange) -> None:
-        """A router's span, which says nothing itself but what hangs where."""
+        """Send a router's span, which only shows what is below what."""
         span = Span(
             trace_id=bytes.fromhex(parent.ids.trace_id),
             span_id=bytes.fromhex(span_id),
@@ -144,12 +148,12 @@ class Script:
         self.steps.append(Step(at_unix_ns, (Sent(request.SerializeToString(), rid, (span_id,), ()),)))
 
     def act(self, at_unix_ns: int, *actions: str) -> None:
-        """One after the other."""
+        """Add the actions, one after the other."""
         self.steps += [Step(at_unix_ns, action=action) for action in actions]
 
 
 def script() -> list[Step]:
-    """The whole life."""
+    """Return the whole life."""
     s = Script()
     for day, rid in enumerate(("expires", "over-quota")):
         at = DAY0 + day * DAY_NS
@@ -188,12 +192,12 @@ def script() -> list[Step]:
 
 
 RETENTION_NS = TODAY - DAY0 - DAY_NS
-"""So that the first day is too old and the second is not."""
+"""A retention by which the first day is too old and the second is not."""
 
 
 @dataclass(slots=True)
 class Collector:
-    """One process of it, without sockets."""
+    """One process of a collector, without sockets."""
 
     publisher: StorePublisher
     journal: Journal
@@ -203,7 +207,7 @@ class Collector:
 
     @classmethod
     def open(cls, root: Path, files: Filesystem, clock: Clock) -> Collector:
-        """What a start does before anything runs; it is here that what a crash left is mended."""
+        """Open journal and store as a start does; this repairs what a crash left."""
         publisher = StorePublisher(root / "store", files=files, now_unix_ns=clock)
         recovered = publisher.open()
         try:
@@ -216,31 +220,31 @@ class Collector:
         return cls(publisher, journal, Pipeline(journal, publisher, recovered, settings, now_unix_ns=clock), clock)
 
     async def start(self) -> None:
-        """Replay."""
+        """Start and replay the journal."""
         await self.journal.start()
-        last = max((record.next_offset for record in self.journal._log.read(0)), default=0)  # the end may be damage, no record
+        last = max((record.next_offset for record in self.journal._log.read(0)), default=0)  # the end may be damaged
         self.running = asyncio.create_task(self.pipeline.run())
         await until(lambda: self.pipeline._position >= last)
 
     async def send(self, sent: Sequence[Sent]) -> None:
-        """Returns when all of it is acknowledged and taken."""
+        """Send, and return when all of it is acknowledged and taken."""
         if sent:
             await asyncio.gather(*(self.journal.consume(each.signal, each.payload) for each in sent))
             await taken(self.pipeline, self.journal)
 
     async def settled(self) -> None:
-        """Nothing is left to do for the thread that owns the journal's files."""
+        """Wait until the thread that owns the journal's files has nothing left to do."""
         await asyncio.get_running_loop().run_in_executor(self.journal._writer, lambda: None)
 
     async def do(self, step: Step) -> None:
-        """One step of ``script``."""
+        """Carry out one step of ``script``."""
         if step.sent:
             await self.send(step.sent)
         else:
             await self.act(step.action)
 
     async def act(self, action: str) -> None:
-        """One action of ``script``."""
+        """Carry out one action of ``script``."""
         if action == "decide":
             self.pipeline._sweep(self.clock.now)
         elif action == "publish":
@@ -265,19 +269,19 @@ class Collector:
             raise UpkeepFailedError(action)
 
     async def stop(self) -> None:
-        """A clean end, which publishes what is decided."""
+        """Stop cleanly, which publishes what is decided."""
         await self.journal.shutdown()
         if self.running is not None:
             await self.running
         self.publisher.close()
 
     def close_files(self) -> None:
-        """The end of one that was opened and never started."""
+        """Close a collector that was opened and never started."""
         self.journal._log.close()
         self.publisher.close()
 
     async def kill(self) -> None:
-        """Nothing more is done, but that this process lets go of files and threads."""
+        """End at once; only this process lets go of files and threads."""
         if self.running is not None:
             self.running.cancel()
             await asyncio.gather(self.running, return_exceptions=True)
@@ -286,7 +290,10 @@ class Collector:
 
 
 def requests_of(sent: Sequence[Sent]) -> Iterator[frozenset[str]]:
-    """The evidence of each request that is to have one row, when just this was sent and time has passed."""
+    """Return the evidence of each request that must have one row.
+
+    It assumes that exactly this was sent and that time has passed.
+    """
     linked = any(not each.evidence and each.spans for each in sent)
     by_request: dict[str, set[str]] = {}
     for each in sent:

@@ -1,4 +1,7 @@
-"""The life of ``crash.life`` run once and noted: each operation, and what readers see before it."""
+"""The life of ``crash.life``, run once and recorded.
+
+The record has each operation, and what readers see before it.
+"""
 
 from __future__ import annotations
 
@@ -22,30 +25,30 @@ class Point:
     """The moment before one operation of the life, or its end (``coming`` is None)."""
 
     coming: Operation | None
-    name: str  # of JOURNAL or STORE
-    step: int  # of the script, in which it lies; those before it are done
+    name: str  # one of JOURNAL or STORE
+    step: int  # the script's step around it; earlier steps are done
     at_unix_ns: int
 
 
 @dataclass(slots=True)
 class Recorded:
-    """One whole life."""
+    """One whole life as recorded."""
 
     steps: list[Step]
     points: list[Point] = field(default_factory=list)
     views: list[View] = field(default_factory=list)  # before each step, and twice after the last
-    contents: dict[str, bytes] = field(default_factory=dict)  # of every file that was ever listed
+    contents: dict[str, bytes] = field(default_factory=dict)  # of every file that was ever in the manifest
     inside: list[tuple[int, View]] = field(default_factory=list)  # step, and what a reader saw in it
     disagreeing: list[str] = field(default_factory=list)  # first answers that the rows did not give
     rolled: int = 0  # first answers that rested on a rollup
-    missing: list[str] = field(default_factory=list)  # files that a reader who had begun before could not open any more
+    missing: list[str] = field(default_factory=list)  # files that an earlier reader could not open any more
 
     def allows(self, step: int, view: View) -> bool:
-        """Whether it is the state before ``step`` or the one after it."""
+        """Return whether ``view`` is the state before ``step`` or the one after it."""
         return view.described in [known.described for known in self.views[step : step + 2]]
 
     def torn_reads(self) -> list[str]:
-        """What readers met that was neither."""
+        """Return what readers saw that was neither state."""
         return (
             self.missing
             + self.disagreeing
@@ -54,7 +57,10 @@ class Recorded:
 
 
 class Recorder:
-    """Runs the life once, and reads the store before every operation as any other process might."""
+    """Runs the life once and reads the store before every operation.
+
+    It reads as any other process might.
+    """
 
     def __init__(self, root: Path) -> None:
         self.recorded = Recorded(script())
@@ -66,12 +72,12 @@ class Recorder:
         self._action = "store start"
         self._manifest = b""
         self._view = View((), ())
-        self._open: set[str] = set()  # files that some reader may be at
+        self._open: set[str] = set()  # files that a reader may still have open
         self._newest_segment = ""
         self._synced: set[frozenset[str]] = set()
 
     def run(self) -> Recorded:
-        """The life, to its end."""
+        """Run the life to its end."""
         asyncio.run(self._live())
         self.recorded.points.append(Point(None, "removal", self._step, self._clock.now))
         return self.recorded
@@ -111,7 +117,10 @@ class Recorder:
         return "journal seal" if operation.kind == "sync" and operation.path != self._newest_segment else "journal append"
 
     def _look(self) -> None:
-        """A reader that begins now; and one that began before the last change of the manifest and still opens its files."""
+        """Read the store as two readers do.
+
+        One begins now. The other began before the last change of the manifest and still opens its files.
+        """
         store = self._root / "store"
         data = (store / MANIFEST).read_bytes() if (store / MANIFEST).exists() else b""
         gone = {path for path in self._open if not (store / path).exists()}
@@ -128,10 +137,10 @@ class Recorder:
             self._ask_first(store)
 
     def _ask_first(self, store: Path) -> None:
-        """The first answer, from rollups, against what the rows of the same moment say."""
+        """Compare the first answer, from rollups, with the rows of the same moment."""
         files = frozenset(listed_files(self._manifest))
         if files in self._synced or not any(path.startswith(f"{Table.ROLLUPS.value}/") for path in files):
-            return  # of the same files the same answer; without rollups both are one
+            return  # the same files give the same answer; without rollups nothing is compared
         self._synced.add(files)
         self.recorded.rolled += 1
         if output := first_answer_of(store):

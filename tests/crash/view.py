@@ -25,7 +25,10 @@ LOAD_DIGITS = "00000009"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Newest rows and the ids of all spans; ``spans`` are as often as they lie there."""
+    """The newest rows and the ids of all spans.
+
+    ``spans`` has an id as often as it is stored.
+    """
 
     rows: tuple[RequestRow, ...]
     spans: tuple[str, ...]
@@ -34,19 +37,22 @@ class View:
 
     @property
     def described(self) -> tuple[frozenset[tuple[str, int]], frozenset[str], frozenset[str]]:
-        """What differs between two states of a store, and not between two ways of writing the same one."""
+        """The state of a store, the same for two ways of writing it."""
         return frozenset((row.request_id, row.version) for row in self.rows), frozenset(self.spans), frozenset(self.events)
 
     @property
     def loads_lost(self) -> int:
-        """Rows that rest on a load and have no hand-off of their version."""
+        """The number of rows that rest on a load and have no hand-off of their version."""
         reports = {(trace_id, request_id, version) for trace_id, request_id, version, _ in self.fetches}
         resting = [row for row in self.rows if any(span_id.endswith(LOAD_DIGITS) for span_id in row.span_ids)]
         return sum((row.trace_id, row.request_id, row.version) not in reports for row in resting)
 
     @property
     def twice(self) -> int:
-        """Spans that are there more than once, and spans that more than one row rests on."""
+        """The number of spans stored more than once or used by more than one row.
+
+        Rows, fetches and events that are there more than once count too.
+        """
         resting = Counter(span_id for row in self.rows for span_id in row.span_ids)
         rows = Counter((row.trace_id, row.request_id) for row in self.rows)
         return sum(
@@ -57,7 +63,7 @@ class View:
 
 
 def first_answer_of(store: Path) -> str:
-    """What the first answer says, over all time, that the rows do not; '' when nothing."""
+    """Return where the first answer over all time differs from the rows, or ''."""
     reader = StoreReader(store, threads=1)
     try:
         output = disagreement(reader, PeriodQuery(since_unix_ns=0, until_unix_ns=2**62))
@@ -67,12 +73,12 @@ def first_answer_of(store: Path) -> str:
 
 
 def listed_files(manifest: bytes) -> list[str]:
-    """Paths below the store."""
+    """Return paths below the store."""
     return [file.path for publish in parse(manifest, MANIFEST).publishes for file in publish.files]
 
 
 def view_of(manifest: bytes, contents: Mapping[str, bytes]) -> View:
-    """What the listed files say, given by their paths below the store."""
+    """Return what the listed files hold, by their paths below the store."""
     publishes = parse(manifest, MANIFEST).publishes
     newest: dict[tuple[str, str], list[RequestRow]] = {}
     for file in files_of(publishes, Table.REQUESTS):

@@ -1,4 +1,4 @@
-"""The generated dashboards: made from the code as it is, complete for a reader, and bound to nobody's Grafana."""
+"""The generated dashboards: up to date, complete and usable in any Grafana."""
 
 from __future__ import annotations
 
@@ -155,7 +155,10 @@ def test_traces_are_one_click_away_by_variables(name: str) -> None:
 
 
 def test_H08_what_is_absent_is_not_shown_as_0() -> None:
-    """A series that nobody exports leaves a panel with words; only a sum of what may be exported by some has 0 for the others."""
+    """An absent series is not shown as 0.
+
+    A panel whose series nobody exports shows words. Only a sum of series that some may export uses 0 for the others.
+    """
     zero = [
         panel["title"]
         for name in FILES

@@ -1,4 +1,4 @@
-"""``handrail dashboards export``: files that Grafana can take, with what the user chose."""
+"""``handrail dashboards export``: files for Grafana with the user's choices."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.
 
 
 def test_it_needs_the_standard_library_alone(tmp_path: Path) -> None:
-    """A base install, without any extra: nothing outside of the standard library and Handrail is imported."""
+    """A base install without extras imports only the standard library and Handrail."""
     code = (
         "import sys\n"
         "from handrail_cli.main import main\n"

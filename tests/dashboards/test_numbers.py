@@ -1,4 +1,7 @@
-"""What the boards' own queries answer, by a real Prometheus over series whose answer is known."""
+"""Answers of the boards' own queries in a real Prometheus.
+
+The answer of each series is known.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def queries(board: str, title: str) -> list[str]:
 
 
 def buckets(name: str, values: Sequence[float], labels: Mapping[str, str], layout: Layout = LATENCY) -> Iterator[Series]:
-    """A histogram of ``values`` (in s, or in bytes) that all came in a window, evenly."""
+    """Yield a histogram of ``values`` (in s, or in bytes), spread evenly in a window."""
     histogram, total = Histogram(layout), 0
     for value in values:
         histogram.observe(round(value * layout.per_unit))
@@ -44,7 +47,7 @@ def true_quantile(values: Sequence[float], share: float) -> float:
 def test_quantiles_of_the_boards_are_within_10_percent_of_the_raw_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From 1 ms to 100 s, over two processes a pool; the mean error is printed."""
+    """Values from 1 ms to 100 s, over two processes a pool; the mean error is printed."""
     random.seed(6)
     middles = {"edge": 0.003, "router": 0.03, "prefill": 0.3, "decode": 3.0, "collocated": 20.0}
     raw = {
@@ -74,7 +77,10 @@ def test_quantiles_of_the_boards_are_within_10_percent_of_the_raw_ones(
 
 
 def test_H03_the_slow_pod_with_few_requests_does_not_make_the_pools_p99(tmp_path: Path) -> None:
-    """10,000 fast ones at one pod, 99 slow ones at another: the true p99 is fast, the mean of both pods' p99 is half a second."""
+    """10,000 fast requests at one pod, 99 slow ones at another.
+
+    The true p99 is fast; the mean of both pods' p99 is half a second.
+    """
     fast, slow = [0.0105] * 10_000, [1.05] * 99
     common = {"model_name": "m", "role": "decode", "scope": "decode"}
     series = [
@@ -105,7 +111,10 @@ def test_without_an_edge_the_headline_is_of_decode_and_never_of_both(tmp_path: P
 
 
 def test_goodput_counts_each_request_once_and_each_model_where_it_is_seen(tmp_path: Path) -> None:
-    """Model a has an edge, which met 90 of 100; b has none, and its decode met 50 of 100: 140 of 200."""
+    """Model a has an edge, which met 90 of 100; model b has none.
+
+    b's decode met 50 of 100. The answer is 140 of 200.
+    """
     met = {("a", "edge"): 90, ("a", "decode"): 100, ("a", "prefill"): 100, ("b", "decode"): 50}
     series: list[Series] = [
         (
@@ -122,7 +131,10 @@ def test_goodput_counts_each_request_once_and_each_model_where_it_is_seen(tmp_pa
 
 
 def test_failed_requests_are_those_of_clients_each_once(tmp_path: Path) -> None:
-    """Model a has an edge: 2 failed there, 3 at D, of which one was sent again. b has none, and 1 failed at D: 3 in all."""
+    """Model a has an edge: 2 requests failed there, 3 at D.
+
+    One of the latter was sent again. Model b has no edge, and 1 failed at D. The answer is 3 in all.
+    """
     failed = {("a", "edge"): 2, ("a", "decode"): 3, ("b", "decode"): 1}
     series: list[Series] = [
         (
@@ -138,7 +150,10 @@ def test_failed_requests_are_those_of_clients_each_once(tmp_path: Path) -> None:
 
 
 def test_D22_one_hand_off_has_three_figures(tmp_path: Path) -> None:
-    """10 fetches of 470 MB in a minute, 3.1 s of transferring: 470 MB each, 1.52 GB/s while busy, 78 MB/s of the minute."""
+    """10 fetches of 470 MB in a minute, with 3.1 s of transferring.
+
+    The figures are 470 MB each, 1.52 GB/s while busy, and 78 MB/s over the minute.
+    """
     common = {"job": "j", "instance": "d"}
     series: list[Series] = [
         *buckets("handrail_kv_fetch_bytes", [470e6] * 10, {"instance": "d"}, SIZE),
@@ -156,7 +171,10 @@ def test_D22_one_hand_off_has_three_figures(tmp_path: Path) -> None:
 
 
 def test_an_engines_failures_are_the_same_together_whether_expiry_is_counted_apart_or_not(tmp_path: Path) -> None:
-    """A04: an older engine counts 7 failed transfers, a newer one 3 and 4 expired: both are 7 together."""
+    """A04: 7 failures in all, in an older and in a newer engine.
+
+    The older engine counts 7 failed transfers. The newer one counts 3 of them and 4 expired.
+    """
     series: list[Series] = [
         ("handrail_sidecar_info", {"job": "j", "instance": instance, "role": "decode"}, ONE_AT_THE_END)
         for instance in ("old", "new")
@@ -190,7 +208,10 @@ def test_an_engines_failures_are_the_same_together_whether_expiry_is_counted_apa
 def test_H01_the_very_first_failure_is_shown_where_the_series_is_born_with_it(
     board: str, title: str, name: str, labels: Mapping[str, str], tmp_path: Path
 ) -> None:
-    """A peer, a failure type, an Xid or a process that was not there before: ``increase`` alone sees nothing grow."""
+    """The first failure is shown, though its series begins with it.
+
+    A peer, a failure type, an Xid or a process is new. ``increase`` alone sees nothing grow.
+    """
     common = {"job": "j", "instance": "d"}
     there: Series = ("handrail_sidecar_info", {**common, "role": "decode"}, 0)
     with written(tmp_path, [there], born=[(name, {**common, **labels}, 1)]) as it:
@@ -199,7 +220,10 @@ def test_H01_the_very_first_failure_is_shown_where_the_series_is_born_with_it(
 
 
 def test_a_count_goes_on_where_the_process_began_anew_or_went_away(tmp_path: Path) -> None:
-    """What grew in the time range counts whether the series is new or not; what it had before does not."""
+    """A count goes on when its process restarts or goes away.
+
+    What grew in the time range counts whether or not the series is new; what it had before does not.
+    """
     common = {"job": "j", "peer": "p", "outcome": "failed"}
     series: list[Series] = [("handrail_link_fetches_total", {**common, "instance": "old"}, 3 / WINDOW_S)]
     with written(tmp_path, series, born=[("handrail_link_fetches_total", {**common, "instance": "new"}, 2)]) as prometheus:
@@ -208,7 +232,7 @@ def test_a_count_goes_on_where_the_process_began_anew_or_went_away(tmp_path: Pat
 
 
 def test_coverage_is_that_of_the_collector_with_the_least(tmp_path: Path) -> None:
-    """One cluster that is joined whole must not hide another that is not."""
+    """One fully joined cluster must not hide another that is not joined."""
     series: list[Series] = [
         ("handrail_trace_coverage_ratio", {"job": "j", "instance": instance, "cluster": instance}, share * ONE_AT_THE_END)
         for instance, share in (("a", 1.0), ("b", 0.2))
@@ -220,7 +244,10 @@ def test_coverage_is_that_of_the_collector_with_the_least(tmp_path: Path) -> Non
 
 
 def test_H08_what_was_lost_is_not_0_where_nobody_tells(tmp_path: Path) -> None:
-    """0 needs somebody who counts: with a sidecar alone, what collectors lost is not known, and with neither nothing is."""
+    """A loss is 0 only where somebody counts it.
+
+    With a sidecar alone, the collectors' losses are unknown. With neither, everything is unknown.
+    """
     sidecar: Series = ("handrail_sidecar_info", {"job": "j", "instance": "s", "role": "decode"}, ONE_AT_THE_END)
     (lost,), (unused,) = queries("handrail", "Sidecars lost"), queries("handrail", "Unused")
     with written(tmp_path, [sidecar]) as prometheus:
@@ -232,7 +259,10 @@ def test_H08_what_was_lost_is_not_0_where_nobody_tells(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_every_pod_of_its_node_reads_is_one(tmp_path: Path) -> None:
-    """In Kubernetes with NVML each sidecar of a node reads all its GPUs (docs/deployment.md)."""
+    """A GPU that every pod of a node reads counts once.
+
+    In Kubernetes with NVML each sidecar of a node reads all its GPUs (docs/deployment.md).
+    """
     series: list[Series] = [
         (name, {"job": "j", "instance": instance, "gpu": gpu, "uuid": f"GPU-{gpu}", **more}, 1 / WINDOW_S)
         for instance in ("a", "b")

@@ -1,4 +1,7 @@
-"""Every query of the boards, by the linter of PromQL that rules are held to as well, and by what only a panel has."""
+"""Every query of the boards, checked by the PromQL linter of the rules.
+
+Checks that only a panel needs are added.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Every panel of every board, drawn by Grafana's own components in Chromium from a real Prometheus that scrapes real pages.
+"""Every panel of every board, drawn by Grafana's own components in Chromium.
 
-``make test-dashboards`` installs what this needs. ``HANDRAIL_STAGE_SECONDS`` says how long the fleet runs first (75),
-``HANDRAIL_SCREENSHOTS`` where the screenshots go (the test's own folder; docs/screenshots to renew those of the pages).
+A real Prometheus scrapes real pages for it.
+``make test-dashboards`` installs what this needs. ``HANDRAIL_STAGE_SECONDS`` says how long the fleet runs first (75).
+``HANDRAIL_SCREENSHOTS`` says where the screenshots go (the test's own folder; docs/screenshots to renew those of the pages).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RENDER: Final = Path(__file__).parent / "render"
 NAMES: Final = [board.file for board in BOARDS]
 FAULTS: Final = (
     *("slow_link:p0>d0:8", "fetch_failed:p1>d1:0.2", "preemption_storm:d0:0.3", "gpu_throttled:d1:4"),
-    "slow_prefill:p1:25@150-190",  # when enough requests have been joined to say which ones are slow
+    "slow_prefill:p1:25@150-190",  # by then enough requests are joined to say which ones are slow
 )
 SECONDS: Final = float(os.environ.get("HANDRAIL_STAGE_SECONDS", "75"))
 Shown = dict[str, Any]
@@ -72,7 +73,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory, node: str) -> Iterator[Stage
 
 @pytest.fixture(scope="session")
 def shown(stage: Stage, node: str, files: list[str], tmp_path_factory: pytest.TempPathFactory) -> Shown:
-    """What each board shows once the fleet has run for a while."""
+    """Return what each board shows once the fleet has run for a while."""
     if not (RENDER / "dist/index.html").exists():
         subprocess.run([node, "node_modules/vite/bin/vite.js", "build"], cwd=RENDER, check=True, timeout=300)
     while time.time() < stage.started_s + SECONDS or not stage.ask("handrail_trace_coverage_ratio"):
@@ -139,7 +140,7 @@ def test_every_panel_shows_data_or_says_why_there_is_none(shown: Shown, name: st
 
 
 EMPTY: Final = {
-    # one host: nothing bounds a pair of clocks; nothing is lost; slow links and slow requests are told after some minutes
+    # one host: nothing bounds a pair of clocks; nothing is lost; slow links and slow requests show after some minutes
     "fleet": set() if SECONDS >= 250 else {"Where the slowest 1 % spend their time to first token", "Slow requests, by phase"},
     "handoff": {"Slow links now"},
     "decode": {"ITL p99"},  # the load asks for no running totals
@@ -152,7 +153,10 @@ EMPTY: Final = {
         "Clock bounds",
     },
 }
-"""Panels that may be without data on this stage, by board; each then shows its own words."""
+"""Panels that may be without data on this stage, by board.
+
+Each then shows its own words.
+"""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -172,7 +176,7 @@ def test_panels_stay_within_the_page(shown: Shown, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_first_answer_is_on_the_first_screen(shown: Shown, name: str) -> None:
-    """At 1440x900 one sees, without scrolling, the numbers and what stands below them."""
+    """At 1440x900 the numbers and what is below them fit without scrolling."""
     panels = sorted(shown[name]["panels"], key=lambda panel: (panel["box"][1], panel["box"][0]))
     numbers = [panel for panel in panels if panel["type"] == "stat"]
     below = next(panel for panel in panels if panel["type"] != "stat")
@@ -211,7 +215,10 @@ def test_exemplars_are_stored_with_their_trace(stage: Stage, shown: Shown) -> No
 def test_quantiles_of_the_boards_are_those_that_the_client_saw(
     stage: Stage, shown: Shown, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the boards' own queries over the whole run, of the edge, within 10 % and what the client's own loop may add."""
+    """Quantiles of the boards' own queries match the client's within 10 %.
+
+    They cover the whole run at the edge. The client's own loop may add time.
+    """
     sent = [each for each in stage.sent() if each["stream"] and each["status"] == 200 and each["ttft_token_ns"]]
     clients = {
         "Time to first token by pool": [each["ttft_token_ns"] / 1e9 for each in sent],

@@ -1,4 +1,7 @@
-"""Every command line of ours in every manifest is one that the code takes, and what it listens on is what others are told."""
+"""Every command line of ours in every manifest.
+
+The code takes each one, and the addresses that it listens on are those that other parts use.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +127,10 @@ def test_the_plugin_goes_from_the_image_to_where_python_looks(example: str) -> N
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_connections_are_as_secure_at_both_ends(example: str, tmp_path: Path) -> None:
-    """Scheme, certificate, token and probes agree, and every file that is named lies in a volume that is mounted."""
+    """Connections have the same security at both ends.
+
+    Scheme, certificate, token and probes agree. Every named file is in a mounted volume.
+    """
     documents = EXAMPLES[example]()
     secured = "TLS" in example
     config = one(documents, "ConfigMap", "handrail-collector")["data"]["collector.yaml"]
@@ -175,8 +181,12 @@ def test_connections_are_as_secure_at_both_ends(example: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_observer_never_holds_the_engine_back(example: str) -> None:
-    """Off the request's path a sidecar's death costs evidence only. To Kubernetes a native sidecar that has ended makes its pod
-    unready, and one that ends at its start holds the engine back: so nothing ends its container, neither a probe nor itself."""
+    """A dead observer never holds the engine back.
+
+    Off the request's path a sidecar's death costs evidence only. To Kubernetes a native sidecar that has ended makes its pod
+    unready.
+    One that ends at its start holds the engine back. So nothing ends its container, neither a probe nor itself.
+    """
     for each in sidecars(containers(EXAMPLES[example]())):
         inline = sidecar_settings(each.words()).listen is not None
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
@@ -198,7 +208,7 @@ def test_all_that_is_ours_runs_unprivileged_on_a_read_only_root(example: str) ->
     assert ours
     for each in ours:
         if each.name == "router" and example.startswith("kustomize"):
-            continue  # stands for somebody else's
+            continue  # a stand-in for another project's router
         security = each.spec["securityContext"]
         assert security["readOnlyRootFilesystem"] is True, (each.workload, each.name)
         assert security["allowPrivilegeEscalation"] is False
@@ -250,7 +260,7 @@ PROFILES = ("emulated", "vllm")
 
 
 def host_of(service: str, services: dict[str, dict[str, object]]) -> str:
-    """The service whose network this one is in."""
+    """Return the service whose network this one is in."""
     mode = str(services[service].get("network_mode", ""))
     return mode.removeprefix("service:") if mode.startswith("service:") else service
 

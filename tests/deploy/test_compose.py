@@ -1,4 +1,7 @@
-"""The Compose file, checked by Docker Compose itself, and what it mounts against what is there. No container was started."""
+"""The Compose file, checked by Docker Compose itself.
+
+What it mounts is compared with the files that exist. No container is started.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +131,10 @@ def test_prometheus_loads_rules_and_nothing_else() -> None:
 
 
 def test_the_plugins_volume_holds_one_version(tmp_path: Path) -> None:
-    """The volume outlives the image: what an older version had and this one has not must not stay, its dist-info least of all."""
+    """The plugin's volume holds one version.
+
+    The volume outlives the image. Files that only an older version had must not stay, least of all its dist-info.
+    """
     services = compose("vllm")["services"]
     image, volume = tmp_path / "image", tmp_path / "volume"
     for folder, name in ((image, "new"), (volume, "old")):

@@ -1,4 +1,7 @@
-"""The Dockerfile, instruction by instruction: no image was built here, so all is checked that needs no build."""
+"""The Dockerfile, instruction by instruction.
+
+No image is built, so the tests check everything that needs no build.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Stage:
 
 
 def stages() -> dict[str, Stage]:
-    """The stages by name, their instructions joined over continued lines."""
+    """Return the stages by name, their instructions joined over continued lines."""
     text = re.sub(r"\\\n\s*", "", "\n".join(line for line in DOCKERFILE.read_text().splitlines() if not line.startswith("#")))
     found: dict[str, Stage] = {}
     current = Stage("", "")
@@ -45,7 +48,7 @@ def stages() -> dict[str, Stage]:
 
 
 def inherited(stage: Stage, instruction: str) -> list[str]:
-    """The instructions of the stage and of those that it is from."""
+    """Return the instructions of the stage and of those that it is from."""
     all_stages = stages()
     found: list[str] = []
     while True:
@@ -94,7 +97,10 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
 
 
 def test_the_wheel_can_be_built_from_what_the_context_holds(tmp_path: Path) -> None:
-    """As the stage ``build`` does, and unpacked: the plugin is there with its entry point, and needs no dependency."""
+    """The wheel is built as in the stage ``build``, and unpacked.
+
+    The plugin is in it with its entry point and needs no dependency.
+    """
     context, wheels = tmp_path / "context", tmp_path / "wheels"
     for copied in stages()["build"].of("COPY"):
         *sources, target = copied.split()

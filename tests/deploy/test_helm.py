@@ -1,4 +1,7 @@
-"""The chart, rendered by Helm's own library and held against the schemas of Kubernetes and the operators. Never installed."""
+"""The chart, rendered by Helm's own library and checked against schemas.
+
+The schemas are those of Kubernetes and the operators. The chart is never installed.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,10 @@ def test_values_that_mean_nothing_are_refused(values: dict[str, Any], output: st
 
 
 def test_every_value_is_in_the_schema_and_has_a_default() -> None:
-    """Down to what Kubernetes defines itself; a value without a default would be one that nobody finds."""
+    """Every value is in the schema and has a default.
+
+    This goes down to what Kubernetes defines itself. A value without a default is one that nobody finds.
+    """
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 
@@ -155,7 +161,10 @@ def test_every_series_carries_the_cluster_and_the_job() -> None:
 
 
 def test_a_broken_collector_is_replaced_by_the_next_version() -> None:
-    """With OrderedReady a pod that never gets ready is not replaced, not even by a rollback (kubernetes#67250)."""
+    """With OrderedReady, Kubernetes never replaces a pod that does not get ready.
+
+    Not even a rollback does (kubernetes#67250).
+    """
     (stateful,) = of_kind(chart(), "StatefulSet")
     assert stateful["spec"]["podManagementPolicy"] == "Parallel"
 
@@ -164,7 +173,10 @@ SENDER = {"matchExpressions": [{"key": "handrail-role", "operator": "Exists"}]}
 
 
 def test_who_is_scraped_may_send() -> None:
-    """Engines in a namespace that the values name, of which the collector took nothing, would be a silence without a message."""
+    """Engines in a namespace that is scraped may send.
+
+    If the collector took nothing from a namespace that the values name, no message would say so.
+    """
     named = one(chart({"podMonitor": {"namespaces": ["llm", "handrail"]}}), "NetworkPolicy", "handrail-collector")["spec"]
     llm = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "llm"}}, "podSelector": SENDER}
     assert named["ingress"][0]["from"] == [{"podSelector": SENDER}, llm]
@@ -173,7 +185,7 @@ def test_who_is_scraped_may_send() -> None:
 
 
 def test_a_forward_whose_pods_have_another_port_can_be_let_out() -> None:
-    """A policy is of the pods' ports, a URL has the service's."""
+    """A policy uses the pods' ports; a URL has the service's port."""
     rule = {"ports": [{"port": 55681}]}
     values = {"collector": {"forward": ["http://otel.monitoring"]}, "networkPolicy": {"egress": [rule]}}
     assert one(chart(values), "NetworkPolicy", "handrail-collector")["spec"]["egress"][-1] == rule
@@ -194,7 +206,7 @@ def test_sidecars_in_other_namespaces_have_their_certificate_there() -> None:
 
 @pytest.mark.parametrize("mode", ["certManager", "secret"])
 def test_the_notes_name_the_secrets_that_pods_wait_for(mode: str) -> None:
-    """A pod whose secret is missing does not start, the engine's neither."""
+    """A pod whose secret is missing does not start, nor does the engine's."""
     tls = {"mode": mode, "issuer": {"name": "ca"}}
     values = {"tls": tls, "auth": {"secret": "tok"}, "podMonitor": {"namespaces": ["llm"]}}
     notes = rendered_chart(values)["handrail/templates/NOTES.txt"]
@@ -307,7 +319,10 @@ def test_rules_and_dashboards_are_all_there() -> None:
 
 
 def test_H15_a_rule_that_no_prometheus_selects_is_warned_of() -> None:
-    """Rules without the label that a Prometheus selects by install clean and never fire: said at installation."""
+    """The installation warns of a rule that no Prometheus selects.
+
+    A rule without the label that a Prometheus selects by installs clean and never fires.
+    """
     assert "set prometheusRule.labels" in rendered_chart()["handrail/templates/NOTES.txt"]
     labels = {"prometheusRule": {"labels": {"release": "x"}}}
     assert "set prometheusRule.labels" not in rendered_chart(labels)["handrail/templates/NOTES.txt"]

@@ -1,4 +1,7 @@
-"""``handrail-kept``, run as a container's first process: what it keeps going may end as it likes, and the container does not."""
+"""``handrail-kept``, run as a container's first process.
+
+The program that it keeps going may end in any way; the container does not end.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ WITHIN_S = 30.0
 
 @contextmanager
 def kept(folder: Path, handrail: str) -> Iterator[subprocess.Popen[bytes]]:
-    """With ``handrail`` as the program of that name; it writes a line to ``starts`` whenever it begins."""
+    """Run ``handrail-kept`` with a stub of ``handrail`` that records each start.
+
+    The stub writes a line to ``starts`` whenever it begins, then runs the given shell text.
+    """
     program = folder / "bin/handrail"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "$@" >> {folder}/starts\n{handrail}\n', encoding="utf-8")

@@ -1,4 +1,7 @@
-"""The kustomizations, built by Kustomize's own code: valid, the same as the chart's, and nothing of the engines' lost."""
+"""The kustomizations, built by Kustomize's own code.
+
+They are valid, equal the chart's objects, and lose nothing of the engines'.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from harness.manifests import (
 )
 from harness.operator_schemas import KINDS
 
-# What of the chart goes where.
+# The chart's kinds, by the kustomization that has them.
 _COLLECTOR = ("ServiceAccount", "ConfigMap", "Service", "StatefulSet", "NetworkPolicy")
 _MONITORING = ("PodMonitor", "PrometheusRule")
 PLAINTEXT: dict[str, Any] = {"tls": {"mode": "plaintext"}}
@@ -51,7 +54,10 @@ _HELMS_OWN = ("app.kubernetes.io/managed-by", "helm.sh/chart")
 
 
 def without_helm(documents: Sequence[Document], kinds: Sequence[str]) -> Iterator[Document]:
-    """The chart's objects of these kinds, dashboards left out, as Kustomize's users have them."""
+    """Yield the chart's objects of these kinds as Kustomize's users have them.
+
+    Dashboards are left out.
+    """
     for document in copy.deepcopy([each for each in documents if each["kind"] in kinds]):
         if "-dashboard-" in document["metadata"]["name"]:
             continue
@@ -98,7 +104,10 @@ def test_attaching_keeps_all_that_the_engines_pods_had(overlay: str) -> None:
 
 
 def lost(before: Any, after: Any, path: str = "") -> list[str]:
-    """What of ``before`` is not in ``after``: keys and values anywhere, elements of lists by their name."""
+    """Return what of ``before`` is not in ``after``.
+
+    Keys and values are compared anywhere, elements of lists by their name.
+    """
     if isinstance(before, dict):
         return [each for key, value in before.items() for each in lost(value, after.get(key), f"{path}.{key}")]
     if isinstance(before, list) and before and isinstance(before[0], dict) and "name" in before[0]:
@@ -111,7 +120,10 @@ def lost(before: Any, after: Any, path: str = "") -> list[str]:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_engines_are_attached_as_the_chart_attaches_them(overlay: str) -> None:
-    """Two ways to the same pod: sidecars, the init container, variables, mounts, volumes."""
+    """Chart and component attach the same parts to a pod.
+
+    The parts are sidecars, the init container, variables, mounts and volumes.
+    """
     mode, values = OVERLAYS[overlay]
     ours = attached(kustomization(overlay))
     theirs = attached(chart({**values, "example": {"enabled": True, "mode": mode}}))
@@ -129,7 +141,7 @@ def test_a_patch_of_one_variable_names_the_cluster(overlay: str) -> None:
 
 
 def attached(documents: Sequence[Document]) -> dict[str, Any]:
-    """What Handrail adds to a pod, by its role."""
+    """Return what Handrail adds to a pod, by the pod's role."""
     found: dict[str, Any] = {}
     for each in containers(documents):
         role = each.labels.get("handrail-role")
@@ -152,7 +164,7 @@ def attached(documents: Sequence[Document]) -> dict[str, Any]:
 
 
 def plain(named: Sequence[Document]) -> dict[str, Document]:
-    """Those of ours, by name."""
+    """Return our objects by name."""
     return {each["name"]: each for each in named if each["name"].startswith("handrail")}
 
 
@@ -172,7 +184,10 @@ def test_every_dashboard_is_in_the_kustomization() -> None:
 
 @pytest.mark.parametrize("component", ["plugin", "middleware", "proxy"])
 def test_components_find_stateful_engines_too(component: str, tmp_path: Path) -> None:
-    """Engines are Deployments here and StatefulSets there; a component that misses one kind would say nothing."""
+    """Components find engines in Deployments and in StatefulSets.
+
+    A component that misses one kind gives no error.
+    """
     example = yaml.safe_load_all((KUSTOMIZE / "examples/vllm-pd/decode.yaml").read_text(encoding="utf-8"))
     (deployment,) = [each for each in example if each["kind"] == "Deployment"]
     stateful = {**deployment, "kind": "StatefulSet"}
@@ -193,7 +208,10 @@ def test_probes_speak_tls_where_the_sidecar_does(kind: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("component", ["plugin", "middleware", "proxy", "edge", "tls"])
 def test_what_is_no_workload_is_left_alone_whatever_its_labels(component: str, tmp_path: Path) -> None:
-    """``labels:`` of a kustomization puts the role on services too; a template in a service is refused by Kubernetes."""
+    """Only workloads change, whatever labels the other objects have.
+
+    ``labels:`` of a kustomization puts the role on services too. Kubernetes refuses a template in a service.
+    """
     for role in ("prefill", "decode", "edge"):
         service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s", "labels": {"handrail-role": role}}}
         service["spec"] = {"ports": [{"port": 8000}]}

@@ -1,4 +1,7 @@
-"""PodMonitors and rules against the Prometheus operator's schemas and types; all in one look, since each takes seconds."""
+"""PodMonitors and rules against the Prometheus operator's schemas and types.
+
+One test checks them all, since each check takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 from harness.manifests import chart, kustomization, one
 from harness.operator_schemas import KINDS, operator_problems
 
-pytestmark = pytest.mark.timeout(600)  # npm's first installation included
+pytestmark = pytest.mark.timeout(600)  # includes npm's first installation
 
 VALUES: tuple[dict[str, Any], ...] = (
     {},

@@ -1,4 +1,7 @@
-"""The pairs that chart, overlay and Compose file start, looked at by ``handrail doctor`` as an operator would before traffic."""
+"""The pairs of chart, overlay and Compose file, checked by ``handrail doctor``.
+
+An operator does the same before traffic.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from harness.manifests import chart, compose, kustomization
 
 
 def looked_at(documents: Sequence[Any], folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
-    """The checks by their name."""
+    """Return the checks by their name."""
     file = folder / "pair.yaml"
     file.write_text(yaml.safe_dump_all(documents), encoding="utf-8")
     main(["doctor", "--config", str(file), "--on", "neither", "--placement", "across-hosts", "--json"])

@@ -1,4 +1,7 @@
-"""The units, verified by systemd itself in a tree made of what a host would have. They were never started."""
+"""The units, verified by systemd itself in a tree like a host's.
+
+They are never started.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ needs_systemd = pytest.mark.skipif(
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A host's tree: the units, their program, and one engine's unit with the drop-in."""
+    """Return a host's tree.
+
+    It has the units, their program, and one engine's unit with the drop-in.
+    """
     program = tmp_path / "opt/handrail/venv/bin/handrail"
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\n", encoding="utf-8")
@@ -33,7 +39,7 @@ def root(tmp_path: Path) -> Path:
     (units / "vllm-decode.service").write_text("[Service]\nExecStart=/opt/handrail/venv/bin/handrail\n", encoding="utf-8")
     shutil.copytree(UNITS / "vllm.service.d", units / "vllm-decode.service.d")
     system = Path("/lib/systemd/system")
-    if system.is_dir():  # the targets that ours name
+    if system.is_dir():  # the targets that our units name
         shutil.copytree(system, tmp_path / "lib/systemd/system", symlinks=True, ignore_dangling_symlinks=True)
     return tmp_path
 
@@ -62,7 +68,10 @@ def verify(root: Path, unit: str) -> subprocess.CompletedProcess[str]:
 @needs_systemd
 @pytest.mark.parametrize("unit", ["handrail-collector.service", "handrail-sidecar@decode.service"])
 def test_the_unit_is_fenced_in(root: Path, unit: str) -> None:
-    """systemd's own score of what a service could do if it were taken over: 0 nothing, 10 everything."""
+    """The unit's exposure score is low.
+
+    systemd scores what a service could do if it were taken over: 0 nothing, 10 everything.
+    """
     assert _ANALYZE is not None
     command = (_ANALYZE, "security", "--offline=true", "--no-pager", f"--root={root}", unit)
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
@@ -79,7 +88,10 @@ def test_a_wrong_configuration_is_not_tried_for_ever() -> None:
 
 
 def test_the_engine_may_write_to_the_socket() -> None:
-    """The sidecar opens its socket to the group of a folder with the set-group-id bit; the drop-in puts the engine there."""
+    """The engine may write to the sidecar's socket.
+
+    The sidecar opens its socket to the group of a folder with the set-group-id bit. The drop-in adds the engine to that group.
+    """
     sidecar = (UNITS / "handrail-sidecar@.service").read_text(encoding="utf-8")
     assert "RuntimeDirectory=handrail/%i\nRuntimeDirectoryMode=2770" in sidecar
     (group,) = re.findall(r"^Group=(.+)$", sidecar, re.MULTILINE)

@@ -1,5 +1,8 @@
-"""The chart's TLS without a cluster: its collector file and a sidecar's flags as processes, certificates for the names that it
-asks for, a token, and the ways in of Prometheus and the kubelet. Addresses and folders alone are others."""
+"""The chart's TLS without a cluster.
+
+Its collector file and a sidecar's flags run as processes, with certificates for the names that it asks for, and a token.
+Prometheus and the kubelet get in by their own ways. Only addresses and folders differ from the chart.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ _HANDRAIL = (sys.executable, "-m", "handrail_cli.main")
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How somebody asks: the folder whose certificate and authority he has, and the token."""
+    """One client: the folder with its certificate and authority, and its token."""
 
     server: str  # the name that the certificate must be for; "": not verified
     secret: Path | None = None
@@ -40,7 +43,7 @@ class Way:
 
 
 def ask(port: int, path: str, way: Way) -> tuple[int, str]:
-    """Status and body. Raises ``OSError``."""
+    """Return status and body. Raises ``OSError``."""
     if way.server and way.secret is not None:
         context = ssl.create_default_context(cafile=str(way.secret / "ca.crt"))
         context.load_cert_chain(way.secret / "tls.crt", way.secret / "tls.key")
@@ -62,12 +65,12 @@ def ask(port: int, path: str, way: Way) -> tuple[int, str]:
 class Stack:
     collector: int
     sidecar: int
-    secrets: dict[str, Path]  # as the volume of each part would hold them
+    secrets: dict[str, Path]  # as the volume of each part holds them
     documents: list[Document]
     children: Children
 
     def scraped(self, job: str, *, token: str = TOKEN) -> tuple[int, str]:
-        """The page as the PodMonitor tells Prometheus to fetch it."""
+        """Return the page, fetched as the PodMonitor configures Prometheus."""
         endpoint = one(self.documents, "PodMonitor", job)["spec"]["podMetricsEndpoints"][0]
         port = self.sidecar if job == "handrail-sidecar" else self.collector
         assert endpoint["tlsConfig"]["ca"]["secret"]["name"] == "handrail-sidecar-tls"

@@ -1,6 +1,7 @@
-"""``kill -9`` of the collector at random moments under load: acknowledged spans lost 0, rows and spans twice 0.
+"""``kill -9`` of the collector at random moments under load.
 
-A real collector process, the real OTLP client with its retries, the real store read back afterwards.
+Lost acknowledged spans: 0. Rows and spans stored twice: 0.
+The collector process and the OTLP client with its retries are real. The store is read back afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from harness.acknowledged import Load, loading, stored
 from harness.ports import held_port
 
 KILLS = 20
-HANGS_S = 180.0  # who waits so long for a step waits for nothing
+HANGS_S = 180.0  # a step that takes this long hangs
 
 
 @contextlib.asynccontextmanager
@@ -99,7 +100,7 @@ async def _kill_again_and_again(tmp_path: Path, port: int, load: Load, sending: 
             assert time.monotonic() < until, f"{count} of {load.requests} rows (seed {seed})"
             await asyncio.sleep(0.2)
         until = time.monotonic() + HANGS_S
-        while not await asyncio.to_thread(_compacted, reader):  # a life may be too short for it; this one is long enough
+        while not await asyncio.to_thread(_compacted, reader):  # a life may be too short for it; this one is not
             assert time.monotonic() < until, f"nothing was compacted (seed {seed})"
             await asyncio.sleep(0.2)
         child.terminate()
@@ -115,7 +116,10 @@ def _compacted(reader: StoreReader) -> bool:
 
 
 def _check_counts(reader: StoreReader, requests: int) -> None:
-    """What metrics show in the end: each request counted once over all lives, its phases too; one told in two parts twice."""
+    """Check the final metrics: each request counts once over all lives.
+
+    Its phases count once too. A request that was reported in two parts counts twice.
+    """
     publishes = reader.publishes()
     seen = DurableCounters(observed_by(publishes, 0), added_by(publishes, 0))
     whole = seen.durations(Timed.PHASES, 2)[Phase.UNATTRIBUTED.value, UNKNOWN].histogram().count

@@ -1,4 +1,7 @@
-"""The collector's data taken away while it runs: it acknowledges nothing into nowhere, and ends with an exit code."""
+"""The collector's data folder, removed while it runs.
+
+The collector acknowledges nothing that it cannot store, and ends with an exit code.
+"""
 
 from __future__ import annotations
 

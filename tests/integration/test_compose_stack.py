@@ -1,5 +1,8 @@
-"""The Compose file's emulated fleet without containers: each service's own command line, with a loopback address of its own in
-place of its name. What a container adds is not tried here; that the parts find each other by these ports and flags is."""
+"""The Compose file's emulated fleet without containers.
+
+Each service runs its own command line, with a loopback address of its own in place of its name.
+The test does not cover what a container adds. It covers that the parts find each other by these ports and flags.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class Stack:
         return self.at[mode.removeprefix("service:") or service]
 
     def words(self, service: str) -> list[str]:
-        """Its command line with addresses for names, and paths in a folder of its own."""
+        """Return a service's command line, with addresses for names and its own folder."""
         return [self.moved(service, str(word)) for word in self.services[service]["command"]]
 
     def moved(self, service: str, text: str) -> str:
@@ -70,7 +73,7 @@ def stack(tmp_path: Path) -> Iterator[tuple[Stack, Callable[[str, Callable[[], b
     file = tmp_path / "collector.yaml"
     file.write_text(yaml.safe_dump({**yaml.safe_load(config), "forward": []}), encoding="utf-8")
     made.services["collector"]["command"] = ["collector", f"--config={file}", "--decision-engine-wait=3s", "--flush-interval=1s"]
-    without = ("load", "pager")  # what asks is started by the test; Alertmanager is not here
+    without = ("load", "pager")  # the test starts the load itself; Alertmanager is not here
     started = [
         name for name, each in made.services.items() if str(each.get("image")).startswith("handrail") and name not in without
     ]
@@ -113,7 +116,10 @@ def test_the_services_find_each_other(stack: tuple[Stack, Callable[[str, Callabl
 
 
 def complete(row: Mapping[str, Any]) -> bool:
-    """Decided, with both engines on its path, and the engines' own spans beside what the proxies saw."""
+    """Return whether a request is decided with both engines on its path.
+
+    The engines' own spans must be there beside what the proxies saw.
+    """
     reports = {phase["source"] for phase in row["phases"]}
     both = bool(row["prefill_instance"] and row["decode_instance"])
     return both and "otlp" in reports and "proxy+otlp" in reports and not row.get("provisional")

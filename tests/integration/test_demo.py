@@ -1,4 +1,7 @@
-"""``handrail demo`` as a user runs it: emulated fleet, sidecars, collector; and that nothing of it is left behind."""
+"""``handrail demo`` as a user runs it: emulated fleet, sidecars, collector.
+
+Nothing of it is left behind.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ DEADLINE_S = 380.0
 
 
 def pids(folder: Path) -> dict[str, int]:
-    """The children that had become ready."""
+    """Return the process ids of the children that had become ready."""
     return {path.name: json.loads(path.read_text())["pid"] for path in folder.glob("*.ready.json")}
 
 
@@ -42,7 +45,7 @@ def test_once_as_json(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     fields: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     assert (fields["requests"], fields["answered"], fields["joined"], fields["wrong"], fields["coverage"]) == (24, 24, 24, 0, 1.0)
-    assert fields["ttft_p50_ms"] > 20  # a step of P and one of D take 10 ms each, and the prompt comes to it
+    assert fields["ttft_p50_ms"] > 20  # a step of P and one of D take 10 ms each, and the prompt takes longer
     assert fields["ttft_p99_ms"] >= fields["ttft_p50_ms"]
     assert 0 <= fields["ttft_difference_p50_ms"] < fields["ttft_p50_ms"]  # the client's own time lies around the edge's
     assert fields["phases_p50_ms"]["prefill_compute"] > 10
@@ -66,7 +69,7 @@ def test_a_fault_is_shown_as_handrail_tells_it_and_as_it_was() -> None:
     moved_ms = 50 * 131_072 / (12.5e9 / 40) * 1e3  # fifty words at the least
     assert slow["true_p50_ms"]["kv_transfer"] >= moved_ms
     hidden = sum(slow["true_p50_ms"][name] for name in ("kv_wait", "kv_transfer", "kv_notice"))
-    assert slow["phases_p50_ms"]["unattributed"] >= 0.5 * hidden  # without the plugin it is all one
+    assert slow["phases_p50_ms"]["unattributed"] >= 0.5 * hidden  # without the plugin all of it is one phase
 
 
 def test_the_waterfall_and_what_to_try_next(tmp_path: Path) -> None:
@@ -99,7 +102,7 @@ def test_the_waterfall_and_what_to_try_next(tmp_path: Path) -> None:
 
 
 def starting(work: Path, **streams: Any) -> subprocess.Popen[str]:
-    """A demo that has begun to start its children: the collector is ready, the rest is on its way."""
+    """Start a demo whose collector is ready while its other children still start."""
     running = subprocess.Popen([*DEMO, "--keep", str(work)], text=True, **streams)
     deadline_s = time.monotonic() + DEADLINE_S
     while not (work / "sidecar-decode-2.log").exists():
@@ -110,7 +113,10 @@ def starting(work: Path, **streams: Any) -> subprocess.Popen[str]:
 
 
 def session_members(work: Path) -> list[int]:
-    """Living processes whose command line names the work folder; the demo's children do."""
+    """Return the demo's living processes.
+
+    Their command lines name the work folder.
+    """
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -124,7 +130,7 @@ def test_sigterm_while_starting_ends_every_child(tmp_path: Path) -> None:
     work = tmp_path / "work"
     running = starting(work)
     try:
-        assert len(session_members(work)) >= 4  # the last one may be on its way
+        assert len(session_members(work)) >= 4  # the last one may not have started yet
         running.terminate()
         assert running.wait(DEADLINE_S) == 128 + signal.SIGTERM
     finally:

@@ -1,4 +1,7 @@
-"""``handrail doctor`` and the emulated fleet: its engines over HTTP, and the published experiments' hand-offs as measured."""
+"""``handrail doctor`` and the emulated fleet.
+
+The tests use its engines over HTTP, and the published experiments' hand-offs as measured.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,14 @@ async def test_running_engines_are_looked_at(tmp_path: Path) -> None:
     assert served.seen == MODEL
     revision = found(facts, "pair.revision")
     assert revision is not None
-    assert (revision.verdict, revision.seen) == (CheckStatus.SKIP, "neither says")  # no running engine tells it
+    assert (revision.verdict, revision.seen) == (CheckStatus.SKIP, "neither says")  # no running engine shows it
 
 
 def seen(scenario_name: str, requests: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Requests and hand-offs of a run in virtual time, as the collector's API lists them."""
+    """Return a run's requests and hand-offs as the collector's API lists them.
+
+    The run is in virtual time.
+    """
     scenario = load(scenario_name)
     flights = Simulation(scenario, plan_requests(VirtualRunSettings(scenario=scenario, requests=requests, seed=1)), 1).run()
     arrived = arrivals(scenario, flights, (), seed=1, started_unix_ns=EPOCH, plugin=True)
@@ -54,7 +60,10 @@ def seen(scenario_name: str, requests: int) -> tuple[list[dict[str, Any]], list[
 
 @pytest.mark.parametrize(("scenario_name", "seconds"), [("l40s-split", 1.3), ("h100-70b-split", 0.0655)])
 def test_hand_offs_that_were_measured_predict_the_next(scenario_name: str, seconds: float) -> None:
-    """No assumption is in it: the rate is the median of what the emulated link carried, by what its plugins said."""
+    """The prediction rests on no assumption.
+
+    The rate is the median of what the emulated link carried, by its plugins' records.
+    """
     requests, hand_offs = seen(scenario_name, 40)
     name, tokens = ("qwen2.5-7b", 8192) if scenario_name == "l40s-split" else ("llama-3.1-70b", 10_000)
     whole = same_host(

@@ -1,4 +1,7 @@
-"""A sidecar with nothing but a log file and a metrics page: what it reads arrives as log records and metrics."""
+"""A sidecar with only a log file and a metrics page.
+
+It sends what it reads as log records and metrics.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ _FAILED = (
 
 @dataclass
 class Collected:
-    """What a collector would have."""
+    """Everything that a collector would have."""
 
     batches: list[tuple[Signal, bytes]] = field(default_factory=list)
     came: asyncio.Event = field(default_factory=asyncio.Event)
@@ -123,7 +126,7 @@ async def engine_page() -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def sidecar(tmp_path: Path, collector: str, page: str) -> AsyncIterator[dict[str, str]]:
-    """A sidecar that is ready; the addresses that it listens at."""
+    """Yield the addresses of a sidecar that is ready."""
     ready = tmp_path / "ready.json"
     ready.unlink(missing_ok=True)
     child = await asyncio.create_subprocess_exec(

@@ -1,4 +1,7 @@
-"""Samples of fake GPUs from a real sidecar through a real collector into answers: two processes and NVML's double."""
+"""Samples of fake GPUs, from a real sidecar through a real collector into answers.
+
+The sidecar and the collector are processes; NVML is a double.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ def double(tmp_path: Path) -> Double:
 
 @contextmanager
 def started(folder: Path, name: str, environment: dict[str, str] | None, *flags: str) -> Iterator[dict[str, str]]:
-    """A command until it listens; its addresses. It must end by itself on SIGTERM."""
+    """Start a command and yield its addresses once it listens.
+
+    It must end by itself on SIGTERM.
+    """
     ready, log = folder / f"{name}.ready", (folder / f"{name}.log").open("w")
     command = [sys.executable, "-c", MAIN, name, *flags, "--ready-file", str(ready)]
     process = subprocess.Popen(command, env=environment, stderr=log, stdout=log)

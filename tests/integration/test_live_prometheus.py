@@ -1,4 +1,7 @@
-"""A real Prometheus reads a sidecar's page: quantiles within a tenth, exemplars, and every series of it."""
+"""A real Prometheus that reads a sidecar's page.
+
+Quantiles are within a tenth, exemplars are there, and every series is read.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ S = 10**9
 
 @asynccontextmanager
 async def prometheus(folder: Path, target: str, port: int) -> AsyncIterator[str]:
-    """One that scrapes ``target``; its address. Ended by its own pid."""
+    """Yield the address of a Prometheus that scrapes ``target``.
+
+    It is ended by its own pid.
+    """
     address = f"127.0.0.1:{port}"
     config = folder / "prometheus.yml"
     config.write_text(
@@ -70,7 +76,7 @@ async def ask(address: str, path: str, **query: str) -> Any:
 
 
 async def value(address: str, query: str) -> float:
-    """Of the one series, as soon as there is one."""
+    """Return the value of the one series, as soon as there is one."""
 
     async def found() -> float:
         while True:
@@ -122,4 +128,4 @@ async def test_a_real_prometheus_reads_the_page(tmp_path: Path) -> None:
 
 
 _DCGM = {"handrail_sidecar_gpu_scrapes_total", "handrail_sidecar_gpu_scrape_failures_total"}
-"""Of a sidecar that reads dcgm-exporter instead of NVML."""
+"""Metrics of a sidecar that reads dcgm-exporter instead of NVML."""

@@ -1,4 +1,7 @@
-"""A sidecar's whole process in front of an engine: what it shows and sends of a stream that is not over."""
+"""A whole sidecar process in front of an engine, while a stream is still open.
+
+The tests check what it shows and sends.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ MODEL, EDGE = ("model_name", "m"), ("role", "edge")
 
 @contextlib.asynccontextmanager
 async def sidecar(tmp_path: Path, upstream: int, backend: str) -> AsyncIterator[dict[str, str]]:
-    """One that is ready, with objectives of its own; the addresses that it listens at."""
+    """Yield the addresses of a sidecar with objectives of its own."""
     ready = tmp_path / "ready.json"
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "handrail_cli.main", "sidecar", "--role", "edge", "--listen", "127.0.0.1:0"),
@@ -87,7 +90,7 @@ async def scraped(address: str) -> dict[tuple[str, frozenset[tuple[str, str]]], 
 
 
 def with_points(kept: Keeping) -> dict[str, Metric]:
-    """The newest of each metric that has points."""
+    """Return the newest of each metric that has points."""
     found: dict[str, Metric] = {}
     for kind, payload in kept.taken:
         if kind is Signal.METRICS:

@@ -1,4 +1,7 @@
-"""More streams than a sidecar's soft limit of descriptors, with and without room in the hard one. In real processes."""
+"""More streams than a sidecar's soft limit of descriptors, in real processes.
+
+The hard limit has room in one test and none in the other.
+"""
 
 from __future__ import annotations
 

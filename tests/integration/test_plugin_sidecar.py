@@ -1,4 +1,7 @@
-"""A sidecar process with nothing but the plugin's socket: recorded datagrams in, the plugin's records at a collector's door."""
+"""A sidecar process with only the plugin's socket.
+
+It receives recorded datagrams and exports the plugin's records to a collector.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ DATAGRAMS = "handrail_sidecar_plugin_datagrams_total"
 
 
 class Door:
-    """Takes what is exported, and says when the sixth fetch was among it."""
+    """A collector that takes every export and notices the sixth fetch."""
 
     def __init__(self) -> None:
         self.records: list[object] = []
@@ -51,7 +54,10 @@ class Door:
 
 @pytest.mark.parametrize("moved", [True, False], ids=["of now", "as recorded"])
 async def test_recorded_datagrams_reach_the_collector(tmp_path: Path, moved: bool) -> None:
-    """As recorded: times of another host, which lie ahead of this one's clock, or hours behind it."""
+    """Datagrams arrive with times moved to now, and with their recorded times.
+
+    Recorded times are another host's: ahead of this host's clock, or hours behind it.
+    """
     door = Door()
     server = OtlpServer(
         door, grpc=None, http=("127.0.0.1", 0), max_body_bytes=1 << 22, max_in_flight_bytes=1 << 24, loopback_only=True

@@ -1,7 +1,8 @@
-"""What the images promise, without an image: collector and sidecar as user 65532, without capabilities, every file system
-read-only but the folders that deploy/docker/Dockerfile makes for them.
+"""The images' promises, tested without an image.
 
-Where the interpreter lies in a folder that this user may not enter, it gets the one capability to read there.
+Collector and sidecar run as user 65532, without capabilities. Every file system is read-only except for the folders that
+deploy/docker/Dockerfile makes for them.
+Where this user may not enter the interpreter's folder, it gets the one capability to read there.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ cd {data} && exec setpriv --reuid {user} --regid {user} --clear-groups --no-new-
 
 
 def reading(program: Path) -> str:
-    """The flags that let the user read the interpreter, where it needs any."""
+    """Return the flags that let the user read the interpreter, where it needs any."""
     reachable = all(parent.stat().st_mode & stat.S_IXOTH for parent in program.resolve().parents)
     return "" if reachable else ",+dac_read_search --inh-caps=-all,+dac_read_search --ambient-caps=+dac_read_search"
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that everyone may enter: pytest's own are the user's alone."""
+    """Yield a folder that everyone may enter; pytest's own are the user's alone."""
     made = Path(tempfile.mkdtemp(prefix="handrail-ro-"))
     made.chmod(0o755)
     yield made
@@ -64,7 +65,10 @@ def folder() -> Iterator[Path]:
 
 
 def fenced(folder: Path, name: str, words: Sequence[str]) -> list[str]:
-    """A command line that runs ``handrail`` as the image does; ``folder/name`` is /var/lib/handrail and /run/handrail."""
+    """Return a command line that runs ``handrail`` as the image does.
+
+    ``folder/name`` is /var/lib/handrail and /run/handrail.
+    """
     data = folder / name
     data.mkdir()
     program = Path(sys.executable)

@@ -1,4 +1,7 @@
-"""A real OpenTelemetry collector on either end: rotel sends to our receiver, and our client sends to rotel."""
+"""A real OpenTelemetry collector on either end.
+
+rotel sends to our receiver, and our client sends to rotel.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ class Down(Keeping):
 
 @dataclass
 class Middle(Full):
-    """A flaky relay: full thrice, then everything goes on to the next hop."""
+    """A flaky relay that is full thrice and then sends everything to the next hop."""
 
     times: int = 3
     delay_s: float = 0.1
@@ -109,14 +112,17 @@ async def test_sdk_to_rotel_to_us(tmp_path: Path, exporter: Callable[[Rotel], Sp
         async with rotel(tmp_path, address(server, protocol), protocol) as ports:
             await asyncio.to_thread(emit, exporter(ports))
             await until(lambda: len(spans_of(kept.payloads)) >= SPANS)
-        # rotel has stopped: whatever it would have sent twice is here.
+        # rotel has stopped: anything that it would send twice is here
         assert names(kept) == EMITTED
         assert server.stats.requests_refused == (0 if trouble == "steady" else 3)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 async def test_us_to_rotel_to_us(tmp_path: Path, protocol: str) -> None:
-    """The recorded vLLM spans through our forward sink, rotel and our receiver: all of them, once, unchanged."""
+    """The recorded vLLM spans go through our forward sink, rotel and our receiver.
+
+    All of them arrive once and unchanged.
+    """
     kept = Keeping()
     payloads = [builders.replayed.otlp(path.read_bytes(), ExportTraceServiceRequest) for path in RAW]
     expected = sorted(span_bytes(payloads))
@@ -136,7 +142,7 @@ async def test_us_to_rotel_to_us(tmp_path: Path, protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 async def test_a_flaky_middle_loses_and_doubles_nothing(tmp_path: Path, protocol: str) -> None:
-    """Our sender, a relay that is full thrice, rotel, our receiver."""
+    """The path is our sender, a relay that is full thrice, rotel, and our receiver."""
     kept, middle, stats = Keeping(), Middle(), DeliveryStats()
     batches = [
         traces(*(span(number) for number in range(start, start + 10))).SerializeToString() for start in range(1, SPANS, 10)

@@ -1,4 +1,7 @@
-"""Thousands of connections that say nothing, half of them over TLS, beside good senders: a collector's process bears them."""
+"""Thousands of silent connections beside good senders, on a collector's process.
+
+Half of the connections use TLS.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from handrail.otlp.signals import Accepted, Signal
 from harness.web import get
 
 COUNT = 5000
-OWN = 200  # descriptors that the flood's process needs beside
+OWN = 200  # descriptors that the flooding process needs besides
 
 
 @pytest.mark.timeout(600)
@@ -38,7 +41,10 @@ async def test_good_senders_lose_nothing(descriptors: int | None, tmp_path: Path
 
 @pytest.mark.timeout(600)
 async def test_sidecar_answers_beside_silence(tmp_path: Path) -> None:
-    """Its health, its metrics and its tap, at 1,024 descriptors, while 2,000 connections of another address say nothing."""
+    """The sidecar's health, metrics and tap answer at 1,024 descriptors.
+
+    Meanwhile 2,000 connections from another address say nothing.
+    """
     ready = tmp_path / "ready.json"
     command = [sys.executable, "-m", "handrail_cli.main", "sidecar", "--role", "decode", "--instance", "10.0.0.7:8100"]
     command += ["--collector", "http://127.0.0.1:9", "--admin", "127.0.0.1:0", "--otlp-grpc", "127.0.0.1:0"]

@@ -1,4 +1,7 @@
-"""A sidecar and a collector as processes, TLS on every port, certificates and tokens changed while requests run."""
+"""A sidecar and a collector as processes with TLS on every port.
+
+Certificates and tokens change while requests run.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,7 @@ class Asking:
         self.sent = 0
 
     async def complete(self) -> None:
-        """One request through the sidecar's proxy."""
+        """Complete one request through the sidecar's proxy."""
         url = f"https://{self._sidecar.addresses['proxy']}/v1/completions"
         headers = {"X-Request-Id": f"tls-{self.sent:04d}"}
         body = {"model": "m", "stream": True, "prompt": "x"}
@@ -96,7 +99,7 @@ class Asking:
         return float(values.get(sample, "0"))
 
     async def until(self, child: str, sample: str, token: str, least: float) -> None:
-        """Requests go on meanwhile."""
+        """Send requests until a condition holds."""
         deadline = time.monotonic() + WITHIN_S
         while await self.metric(child, sample, token) < least:
             assert time.monotonic() < deadline, f"{child}: {sample} below {least} for {WITHIN_S:g} s"
@@ -104,7 +107,7 @@ class Asking:
             await asyncio.sleep(0.05)
 
     async def rows_once(self, wanted: set[str], token: str) -> set[str]:
-        """The rows, as soon as all ``wanted`` are there."""
+        """Return the rows as soon as all ``wanted`` are there."""
         deadline = time.monotonic() + WITHIN_S
         while (found := await self.rows(token)) != wanted and time.monotonic() < deadline:  # noqa: ASYNC110 - a process's state
             await asyncio.sleep(0.2)
@@ -160,7 +163,7 @@ async def test_everything_is_changed_while_requests_run_and_no_request_is_lost(t
             replace(setup.tokens, NEW.encode())
             for child in ("collector", "sidecar"):
                 await ask.until(child, reloads("tokens"), NEW, 2)
-                assert await ask.metric(child, reloads("tokens"), OLD) == -1.0  # no longer let in
+                assert await ask.metric(child, reloads("tokens"), OLD) == -1.0  # the old token is refused
             await ask.complete()
             sent = {f"tls-{number:04d}" for number in range(ask.sent)}
             assert await ask.rows_once(sent, NEW) == sent

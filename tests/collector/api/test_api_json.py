@@ -1,4 +1,4 @@
-"""Rows survive JSON, spans are complete in it."""
+"""Rows survive JSON; spans are complete in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples over the HTTP API: of a request, and of a time."""
+"""Samples over the HTTP API: those of a request, and those of a period."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from handrail_collector.store.read import StoreReader
 
 
 class Nothing:
-    """No rows beside the store's."""
+    """A pipeline without live rows."""
 
     def rows(self) -> list[RequestRow]:
         return []
@@ -31,7 +31,7 @@ class Nothing:
 
 
 class Api:
-    """A client of it."""
+    """A client of the HTTP API."""
 
     def __init__(self, session: aiohttp.ClientSession, address: tuple[str, int]) -> None:
         self._session = session

@@ -32,7 +32,7 @@ ROWS = [
 
 @dataclass(slots=True)
 class Live:
-    """Rows as a pipeline holds them."""
+    """Live rows as a pipeline holds them."""
 
     held: list[RequestRow] = field(default_factory=list)
     handed: list[FetchRow] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Api:
             return answer.status, await (answer.json() if answer.content_type == "application/json" else answer.text())
 
     async def ids(self, **parameters: str) -> list[tuple[str, int, bool]]:
-        """Request id, version and provisional of the rows listed."""
+        """Return request id, version and provisional of each listed row."""
         status, body = await self.get("/api/v1/requests", **parameters)
         assert status == 200, body
         return [(row["request_id"], row["version"], row["provisional"]) for row in body["requests"]]
@@ -229,7 +229,7 @@ async def test_a_damaged_store_is_told(api: Api) -> None:
 
 
 class HeldReader(StoreReader):
-    """Answers only once it is let go."""
+    """A reader that answers only when the test lets it."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)

@@ -1,4 +1,4 @@
-"""Child processes of a command: readiness, early ends, ends in order, nothing left behind."""
+"""Child processes of a command: readiness, early exit, orderly stop, no leftovers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from handrail_cli.subprocesses import Child, ChildError, Children, free_ports
 
-# Says that it is ready, and when it is ended leaves its name in a file that all share.
+# Says that it is ready. When it is ended, it leaves its name in a file that all of them share.
 READY = """
 import json, os, signal, sys
 path = sys.argv[1]
@@ -90,7 +90,7 @@ def test_a_deaf_child_is_forced(children: Children) -> None:
     child = start(children, "deaf", DEAF)
     children.wait_ready([child], 90)
     children.end([[child]], grace_s=0.2)
-    assert gone(child.pid)  # which would else pause for ever
+    assert gone(child.pid)  # it would otherwise pause for ever
 
 
 def test_free_ports_differ() -> None:
@@ -106,6 +106,6 @@ def test_a_signal_that_was_swallowed_ends_the_command_at_the_next_look(tmp_path:
 
     started = Children(tmp_path, requested_to_end)
     started.check()
-    came.append(SystemExit(143))  # as the handler does, where what it raised met a callback of the interpreter
+    came.append(SystemExit(143))  # as the handler leaves it where a callback of the interpreter swallowed its exception
     with pytest.raises(SystemExit):
         started.wait_for("nothing", lambda: False, 60.0)

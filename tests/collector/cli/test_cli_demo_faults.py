@@ -1,4 +1,8 @@
-"""What a demo shows of a fault: which requests it struck, Handrail's phases of them and of the others, and the true ones."""
+"""The demo's report on a fault.
+
+The report names the requests that the fault struck.
+It shows Handrail's phases of those requests and of the others, beside the true phases.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of a demo run: what counts as joined, as wrong, and how the numbers are made."""
+"""The figures of a demo run: what counts as joined or wrong, and how each is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of hosts' clocks: a note on the hand-off of a trace, and a gauge of the collector."""
+"""Clock bounds in output: a note on a trace's hand-off, a gauge of the collector."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from handrail_collector.stitch.clocks import HostClocks
 
 
 def note(host_d: str, **of_load: Any) -> str:
-    """All that the trace says of the hand-off of a request."""
+    """Return every line of the trace about the hand-off of a request."""
     seen = split_request(host_p="hp", host_d=host_d)
     kept = publish(105, parent=seen["p"], host="hp", read_ms=104)
     load = fetch(134, parent=seen["d"], **{"host": host_d} | of_load)
@@ -25,7 +25,10 @@ def note(host_d: str, **of_load: Any) -> str:
 
 
 def test_a_hand_off_between_hosts_says_how_well_their_clocks_are_known() -> None:
-    """P's answer took 20 ms to D at most. D's word of its read came to P 5 ms after D's own end of it."""
+    """P's answer takes at most 20 ms to reach D.
+
+    D's message about its read reaches P 5 ms after D's own end of the read.
+    """
     assert "the two hosts' clocks are related to within 25.0 ms; only how long the KV lay compares them" in note("hd")
 
 

@@ -1,4 +1,4 @@
-"""``handrail compare`` against real stores, by folders and by the API; what it prints; how it fails."""
+"""``handrail compare`` against real stores: folders, API, output and failures."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def nobody_sets_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stored(folder: Path, *, slower_after: float = 0.0) -> Path:
-    """600 requests, one a second; from the half on their prefill takes ``slower_after`` ms longer."""
+    """Store 600 requests, one a second.
+
+    From the middle on, their prefill takes ``slower_after`` ms longer.
+    """
     made = []
     for n in range(600):
         phases = spread(queue=5 + n % 7, compute=61 + (slower_after if n >= 300 else 0))

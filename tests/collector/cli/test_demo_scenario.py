@@ -1,4 +1,7 @@
-"""``handrail demo --scenario``: a store from a fleet in virtual time, and what is said when it cannot be."""
+"""``handrail demo --scenario``: a store made by a fleet in virtual time.
+
+The errors of a run that cannot be made are covered too.
+"""
 
 from __future__ import annotations
 
@@ -159,7 +162,7 @@ def test_a_start_in_the_past_needs_no_equals_sign(tmp_path: Path, capsys: pytest
 def test_of_two_runs_into_one_folder_one_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second begins while the first one simulates, when nothing is stored yet."""
+    """The second run begins while the first one simulates and has stored nothing yet."""
     fly = virtual_run.ran
     codes = []
 

@@ -1,4 +1,4 @@
-"""``handrail doctor``: the two pairs of the articles through the command, its exit codes, and what it refuses."""
+"""``handrail doctor``: the articles' two pairs, its exit codes and its refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def parsed(*flags: str) -> Namespace:
 
 @pytest.fixture
 def l40s_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeNvml, tuple[str, ...]]:
-    """The emulated L40S pair as its readers would find it: scenario l40s-split, Qwen2.5-7B."""
+    """Return the emulated L40S pair as its readers would find it.
+
+    Scenario l40s-split, Qwen2.5-7B.
+    """
     monkeypatch.delenv("HANDRAIL_API", raising=False)
     monkeypatch.chdir(tmp_path)
     nvml = l40s(tmp_path)
@@ -46,7 +49,10 @@ def l40s_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeNvml
 
 @pytest.fixture
 def h100_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeNvml, tuple[str, ...]]:
-    """The emulated H100 pair over RDMA: scenario h100-70b-split, Llama 3.1 70B on eight GPUs each."""
+    """Return the emulated H100 pair over RDMA.
+
+    Scenario h100-70b-split, Llama 3.1 70B on eight GPUs each.
+    """
     monkeypatch.delenv("HANDRAIL_API", raising=False)
     monkeypatch.chdir(tmp_path)
     nvml = h100(tmp_path)
@@ -67,7 +73,7 @@ def verdicts(whole: dict[str, Any]) -> dict[str, str]:
 
 
 def bundled(name: str) -> Scenario:
-    """A scenario of the emulated fleet."""
+    """Return a scenario of the emulated fleet."""
     return load(name)
 
 
@@ -77,7 +83,10 @@ def bundled(name: str) -> Scenario:
 def test_B02_the_l40s_pair_fails_on_peer_to_peer_and_is_told_its_1_3_seconds(
     l40s_pair: tuple[FakeNvml, tuple[str, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The rate is that of the published measurement, so what is predicted is the size and the cause, not the rate."""
+    """The rate is that of the published measurement.
+
+    So the prediction is the size and the cause, not the rate.
+    """
     whole = doctor_output(capsys, *l40s_pair, code=1)
     assert [check for check, verdict in verdicts(whole).items() if verdict == "fail"] == ["gpu.p2p"]
     prediction = whole["prediction"]
@@ -119,7 +128,7 @@ def test_the_page_of_the_h100_pair(
 
 
 def _stable(text: str) -> str:
-    """Without the spaces that fill a table's cells."""
+    """Remove the spaces that fill a table's cells."""
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 

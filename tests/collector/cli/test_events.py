@@ -103,7 +103,7 @@ def test_what_travels_is_what_was_there(root: Path) -> None:
 
 @contextmanager
 def collector(root: Path) -> Iterator[Callable[..., int]]:
-    """Runs the command against a collector's API over that store."""
+    """Yield a function that runs the command against a collector's API over the store."""
     server = ApiServer(StoreReader(root / "store"), NoLive(), dict, "127.0.0.1", 0, now_unix_ns=lambda: NOW)
 
     def query(*arguments: str) -> int:

@@ -1,4 +1,7 @@
-"""``handrail explain`` over stores of the virtual fleet, by its API and off-line: right phase, host and link, and as it looks."""
+"""``handrail explain`` over stores of the virtual fleet, by its API and off-line.
+
+The tests check the phase, host and link that it names, and how the answer looks.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ class NoLive:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A data folder of 2,500 requests with each fault."""
+    """Return a data folder of 2,500 requests for each fault."""
     root = tmp_path_factory.mktemp("fleets")
     for name, flags in FAULTS.items():
         with contextlib.redirect_stdout(io.StringIO()):

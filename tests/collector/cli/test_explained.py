@@ -1,4 +1,7 @@
-"""The explanation at any width: figures and names whole, lines without trailing blanks, and only rows that say something."""
+"""The layout of an explanation at any width.
+
+Figures and names stay whole, lines have no trailing blanks, and every row says something.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How a command's failure is shown: what belongs to it on lines of its own, and nothing that moves a terminal's cursor."""
+"""The display of a command's failure.
+
+Details get lines of their own. Nothing in the text moves a terminal's cursor.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of counters at any width: every word whole."""
+"""The list of GPU counters at any width: every word stays whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``handrail kv-size``: the arithmetic for a person, the numbers for a program, and what is refused."""
+"""``handrail kv-size``: arithmetic for people, numbers for programs, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``handrail links`` over a store, by its API and off-line, and as it looks."""
+"""``handrail links`` over a store, by its API and off-line, and its layout."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def fetch(place: int, at_s: float, took_ms: float, size: int, p: str = "p0", d: 
 
 
 def rows() -> list[FetchRow]:
-    """A slow link of one host's UCX on TCP, a fast one, one on which nothing is timed, one taken back by a later version."""
+    """Return rows of four links.
+
+    One is slow (UCX on TCP on one host), one is fast, one has no timed transfer, and a later version withdraws one.
+    """
     slow = [fetch(n, 4.0 * n, 1300, 470_000_000) for n in range(60)]
     fast = [fetch(100 + n, 3.0 * n, 26, 470_000_000, "p1") for n in range(120)]
     slow[0] = replace(slow[0], duration_ns=38_100 * MS, handshake_ns=36 * S)

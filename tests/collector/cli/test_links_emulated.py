@@ -1,4 +1,7 @@
-"""The emulated pairs of the articles through the commands: ``demo --plugin``, ``links``, ``explain``, as their users run them."""
+"""The articles' emulated pairs, run through the commands as a user runs them.
+
+The commands are ``demo --plugin``, ``links`` and ``explain``.
+"""
 
 from __future__ import annotations
 

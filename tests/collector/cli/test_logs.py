@@ -1,4 +1,4 @@
-"""Log lines that hold names and errors of others."""
+"""Log lines that contain names and errors from other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The entry point: what it loads, how it ends, what it says."""
+"""The command line's entry point: its imports, exit codes and messages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_only_the_standard_library_is_loaded(code: str) -> None:
 
 
 def without(module: str) -> str:
-    """Code of a process in which a module is not installed."""
+    """Return the exit code of a process in which a module is not installed."""
     return f"import sys; sys.modules[{module!r}] = None; from handrail_cli.main import main"
 
 
@@ -138,7 +138,7 @@ def test_ctrl_c_ends_quietly_with_130() -> None:
         command = [sys.executable, "-m", "handrail_cli.main", "requests", "--api", api]
         heeding = signal.signal(
             signal.SIGINT, signal.default_int_handler
-        )  # a test run in the background ignores it, children too
+        )  # a test run in the background ignores SIGINT, and so do its children
         try:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         finally:

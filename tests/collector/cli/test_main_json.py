@@ -1,4 +1,4 @@
-"""With ``--json`` a wrong command line is answered in JSON too."""
+"""JSON answers to a wrong command line with ``--json``."""
 
 from __future__ import annotations
 

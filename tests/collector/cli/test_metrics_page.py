@@ -1,4 +1,7 @@
-"""``handrail metrics``: a page for a person and for a program, and what it says of what it cannot know."""
+"""``handrail metrics``: its page for people and for programs.
+
+The page says what it cannot know.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,10 @@ def test_mistakes(where: str, code: int, what: str, capsys: pytest.CaptureFixtur
 
 
 def test_D23_nothing_is_called_verified() -> None:
-    """A success counter is of the control layer: no word of ours may claim that bytes are right."""
+    """No text of ours claims that bytes are right.
+
+    A success counter belongs to the control layer.
+    """
     root = Path(main.__code__.co_filename).parents[2]
     for file in [*(root / "sidecar").rglob("*.py"), *(root / "collector").rglob("*.py")]:
         tree = ast.parse(file.read_text(encoding="utf-8"))

@@ -1,4 +1,7 @@
-"""``handrail requests`` and ``handrail trace`` against a real store, by its API and off-line."""
+"""``handrail requests`` and ``handrail trace`` on a real store.
+
+Both run by its API and off-line.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +121,7 @@ def nobody_sets_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A collector's data folder with a published store."""
+    """Return a collector's data folder with a published store."""
     publisher = StorePublisher(tmp_path / "store")
     publisher.open()
     flat = {Table.KV_FETCHES: [FETCH, STALE]}
@@ -154,7 +157,7 @@ async def api(data: Path) -> AsyncIterator[str]:
 
 @pytest.fixture(params=["api", "data"])
 def ask(request: pytest.FixtureRequest, data: Path, api: str) -> Ask:
-    """Runs one command against the store by one of the two ways."""
+    """Run one command against the store in one of the two ways."""
     where = ["--api", api] if request.param == "api" else ["--data", str(data)]
 
     async def run(*argv: str) -> int:
@@ -354,7 +357,10 @@ SHOWN = r"i\x1b[41mY\x9b2J\n:1"
 
 @pytest.fixture
 def painted(tmp_path: Path) -> Path:
-    """A store whose names hold what paints, erases and breaks the screen of a terminal."""
+    """Return a store whose names hold escape codes.
+
+    The codes paint, erase and break a terminal's screen.
+    """
     names = {"prefill_instance": PAINTS, "decode_instance": PAINTS, "model": PAINTS, "error_type": PAINTS}
     rows = [replace(row, **names) for row in (*STORED, *painted_rows())]  # type: ignore[arg-type]
     publisher = StorePublisher(tmp_path / "store")

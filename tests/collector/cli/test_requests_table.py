@@ -1,4 +1,4 @@
-"""The table of requests at the widths that people have."""
+"""The table of requests at common terminal widths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking a collector that is not there, or is none."""
+"""Requests to a collector that is absent, or to a server that is no collector."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from handrail_collector.store.filter import RequestFilter
 
 @contextmanager
 def server(status: int, body: bytes) -> Iterator[str]:
-    """Something that speaks HTTP and answers everything with this; yields its URL."""
+    """Answer every HTTP request with the same response; yield the server's URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

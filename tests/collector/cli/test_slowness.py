@@ -1,4 +1,7 @@
-"""The line of ``handrail trace`` that compares a request with those around it: its words, and by both ways to a store."""
+"""The line of ``handrail trace`` that compares a request with its neighbours.
+
+The tests check its words, through the API and off-line.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,10 @@ def test_what_is_said(golden: Callable[[str, str], None]) -> None:
 
 
 def test_a_process_that_stood_still_is_said_instead_of_what_a_phase_usually_is() -> None:
-    """Nobody who looks for free KV blocks finds out that the engine had no processor."""
+    """A pause hides the usual hint about the phase.
+
+    Somebody who looks for free KV blocks does not find out that the engine had no processor.
+    """
     row = period()[0][0]
     waited = replace(slower(row, first_step=400), decode_paused_ns=380 * MS)
     for reported_row, expected in ((row, False), (waited, True), (replace(waited, decode_paused_ns=MS), False)):

@@ -1,4 +1,7 @@
-"""Stalls under the waterfall: whole renderings by golden file, what must hold for any, and the table of ``explain``."""
+"""Stalls under the waterfall, and the stall table of ``explain``.
+
+Golden files hold whole renderings. Other tests check what must hold for any stall.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ BEGIN_NS = ROW.ttft_token_ns or 0
 
 
 def stall(at_ms: float, gap_ms: float, cause: str = "unknown", number: int = 0, **more: Any) -> StallRow:
-    """``at_ms`` after the first token."""
+    """Return a stall that begins ``at_ms`` after the first token."""
     offset_ns = BEGIN_NS + round(at_ms * MS)
     return StallRow(
         **{

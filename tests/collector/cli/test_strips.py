@@ -1,4 +1,4 @@
-"""Distributions as strips on one axis."""
+"""Distributions drawn as strips on one axis."""
 
 from __future__ import annotations
 

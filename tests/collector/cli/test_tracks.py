@@ -1,4 +1,7 @@
-"""GPUs and links under the waterfall: whole renderings by golden file, and what must hold for any samples."""
+"""GPUs and links under the waterfall.
+
+Golden files hold whole renderings. Other tests check what must hold for any samples.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ Golden = Callable[[str, str], None]
 
 
 def section(text: str) -> str:
-    """The part of a trace that is about GPUs and links."""
+    """Return the part of a trace's text about GPUs and links."""
     lines = text.splitlines()
     begin = next(place for place, line in enumerate(lines) if line.startswith("GPUs and links"))
     end = next((place for place in range(begin, len(lines)) if not lines[place].strip()), len(lines))
@@ -31,7 +34,7 @@ def section(text: str) -> str:
 
 @pytest.fixture
 def traced(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """What ``handrail trace`` says of the made request."""
+    """Return the output of ``handrail trace`` for the made request."""
 
     def trace(samples: list[DeviceSample], *pairs: Any, width: int = 100, **more: Any) -> str:
         monkeypatch.setenv("COLUMNS", str(width))

@@ -1,4 +1,4 @@
-"""The waterfall: whole renderings by golden file, and what must hold for any row."""
+"""The waterfall: golden files of whole renderings, and rules for any row."""
 
 from __future__ import annotations
 
@@ -175,7 +175,10 @@ def test_bars_follow_one_another_on_the_axis(phases: tuple[PhaseRow, ...]) -> No
 
 
 def test_G03_spans_of_hosts_whose_clocks_differ_stand_along_the_path_with_their_raw_times() -> None:
-    """P's clock is 5 s ahead: nothing is moved, the order is the path's, and the title says by whose clock each start is."""
+    """The rows keep the order of the path and their raw times.
+
+    P's clock is 5 s ahead. Nothing is moved. The title says whose clock gives each start.
+    """
     ahead = {
         span.span_id: replace(span, start_unix_ns=span.start_unix_ns + 5000 * MS, end_unix_ns=span.end_unix_ns + 5000 * MS)
         for span in SPANS

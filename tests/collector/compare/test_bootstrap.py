@@ -1,4 +1,7 @@
-"""Figures and their intervals: exact values, and intervals that hold what they promise on queues whose truth is known."""
+"""Figures and their confidence intervals.
+
+Exact values are compared. On queues with a known truth, the intervals cover it as often as promised.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def test_equal_values_have_an_interval_of_no_width() -> None:
 
 
 def test_a_tail_of_few_waves_has_no_interval() -> None:
-    values, block = np.arange(3000).astype(np.float64), np.arange(3000) * 20 // 3000  # all that is slow came in the last block
+    values, block = np.arange(3000).astype(np.float64), np.arange(3000) * 20 // 3000  # everything slow is in the last block
     middle, _, tail = blocks(20).quantiles(values, block, SHARES)
     assert not isnan(middle.interval()[0])
     assert isnan(tail.interval()[0])
@@ -107,7 +110,10 @@ def truth(load: float) -> list[float]:
 
 @pytest.mark.parametrize("load", [0.5, 0.7])
 def test_intervals_hold_the_truth_about_as_often_as_they_say(load: float) -> None:
-    """Neighbours wait for each other, so intervals for independent requests would hold it far less often (next test)."""
+    """Neighbouring requests in a queue wait for each other.
+
+    Intervals that assume independent requests cover the truth far less often (next test).
+    """
     expected, draws = truth(load), 120
     given, held = np.zeros(4), np.zeros(4)
     for seed in range(draws):

@@ -1,4 +1,4 @@
-"""From stores to a comparison: scopes, runs, the hand-off's cost, and what cannot be compared."""
+"""From stores to a comparison: scopes, runs, hand-off cost, incomparable arms."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def rows(
     extra: tuple[PhaseRow, ...] = (),
     **more_ms: float,
 ) -> list[RequestRow]:
-    """Streams of eleven chunks, two a second; ``more_ms``: of ``spread``."""
+    """Return rows of streams with eleven chunks, two requests a second.
+
+    ``more_ms``: added to each duration of ``spread``.
+    """
     rng = random.Random(seed)
     made = []
     for number in range(count):
@@ -116,9 +119,9 @@ def test_the_hand_off_is_bounded_where_no_transfer_was_measured(arms: list[Arm])
     assert split.handoff is not None
     assert split.handoff.measured == 0
     assert split.handoff.at_least_ns.value == 0
-    assert split.handoff.at_most_ns.value == pytest.approx(21 * MS)  # unattributed at D
+    assert split.handoff.at_most_ns.value == pytest.approx(21 * MS)  # the unattributed time at D
     assert split.handoff.at_most_per_1000_tokens_ns.value == pytest.approx(21 * MS / 1.204)
-    assert split.handoff.between_ns.value == pytest.approx(6.2 * MS)  # no part of it
+    assert split.handoff.between_ns.value == pytest.approx(6.2 * MS)  # not a part of it
 
 
 def test_the_hand_off_is_told_exactly_where_it_was_measured(tmp_path: Path, arms: list[Arm]) -> None:

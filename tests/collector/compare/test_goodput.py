@@ -1,4 +1,4 @@
-"""Who met the objectives, and what that bounds."""
+"""Which requests met the objectives, and the bounds of that share."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def test_the_gap_objective_is_about_what_is_asked(of: str, met: bool) -> None:
 
 
 def test_a_share_of_all_is_bounded_below_one() -> None:
-    """Draws of requests that all met it say nothing of those that might not: the interval is Wilson's then."""
+    """The interval of a share of 1 is Wilson's.
+
+    Resampled draws of requests that all met it say nothing about those that might not.
+    """
     block = np.arange(200) % 20
     everyone = np.ones(200, bool)
     found = share(everyone, everyone, block, Bootstrap(np.zeros(20, np.int64), (1,)))
@@ -63,8 +66,8 @@ def test_a_share_of_all_is_bounded_below_one() -> None:
 def test_requests_that_fail_in_waves_widen_the_share() -> None:
     met = np.ones(2000, bool)
     met[:200] = False
-    spread = np.arange(2000) % 20  # each block has a tenth of them
-    waves = np.arange(2000) // 100  # two blocks have them all
+    spread = np.arange(2000) % 20  # each block has a tenth of the misses
+    waves = np.arange(2000) // 100  # two blocks have all the misses
     even, uneven = (share(met, np.ones(2000, bool), block, Bootstrap(np.zeros(20, np.int64), (1,))) for block in (spread, waves))
     assert even.value == uneven.value == 0.9
     assert even.low is not None

@@ -1,4 +1,4 @@
-"""Where the rate changes, and how long blocks are."""
+"""Where the request rate changes, and how long bootstrap blocks are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def arriving(started_ns: Floats, ttft_ns: Floats | None = None) -> Sample:
 
 
 def poisson(rng: np.random.Generator, *parts: tuple[float, float]) -> Floats:
-    """Arrivals at each (rate a second) for (seconds), one after the other."""
+    """Draw arrivals at each (rate per second) for (seconds), one after the other."""
     begin, times = 0.0, []
     for rate, seconds in parts:
         times.append(begin + np.sort(rng.uniform(0, seconds, rng.poisson(rate * seconds))))

@@ -1,4 +1,7 @@
-"""The sidecar judges a request live as ``handrail compare`` judges its row: one meaning of an objective."""
+"""Agreement of the sidecar's live judgement with that of ``handrail compare``.
+
+An objective has one meaning for a live request and for its row.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gap sketches read by columns: bucket for bucket what ``GapSketch.decode`` reads."""
+"""Gap sketches read by columns: the same buckets as ``GapSketch.decode`` gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What arms side by side mean, on arms whose truth is known."""
+"""Verdicts on two arms side by side, on arms whose truth is known."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ GOAL = SloTargets(ttft_ns=1_000_000_000, itl_ns=50_000_000)
 
 
 def arm(seed: int, *, longer_ms: float = 0.0, stutter: float = 0.0, requests: int = 1200, **changes: Any) -> Sample:
-    """A queue whose TTFT is ``longer_ms`` longer, a share ``stutter`` of whose streams has gaps of 200 ms."""
+    """Return a queue whose TTFT is ``longer_ms`` longer.
+
+    A share ``stutter`` of its streams has gaps of 200 ms.
+    """
     rng = np.random.default_rng((61, seed))
     started, ttft = queued(requests, rng, load=0.4)
     gaps = np.where(rng.random(requests) < stutter, 200.0, 20.0)
@@ -61,13 +64,19 @@ def test_where_neither_reaches_the_goal_the_higher_share_wins_at_that_rate() -> 
 
 @pytest.mark.parametrize("stutter", [0.9, 0.6, 0.3, 0.12, 0.1, 0.08, 0.06, 0.04, 0.0])
 def test_a_better_baseline_gives_no_weaker_verdict(stutter: float) -> None:
-    """Against an arm that meets nothing, whether the baseline itself reaches the goal, misses it or may do either."""
+    """The other arm meets no objective.
+
+    The baseline itself reaches the goal, misses it, or may do either.
+    """
     found = compared([arm(1, stutter=stutter, requests=700), arm(2, longer_ms=1500, split=True, requests=700)])
     assert found.word == "split does not pay"
 
 
 def test_a_baseline_that_may_reach_the_goal_beats_one_that_misses_it() -> None:
-    """The same the other way round: the split arm's interval holds the goal, the baseline's lies far below both."""
+    """The split arm's interval holds the goal; the baseline's lies far below it.
+
+    This is the previous test with the arms' parts exchanged.
+    """
     found = compared([arm(1, stutter=0.6, requests=700), arm(2, stutter=0.1, split=True, requests=700)])
     met = found.arms[1].goodput.levels[0].met
     assert met.low is not None
@@ -107,7 +116,10 @@ def test_every_rate_that_both_had_is_looked_at(
 
 
 def test_distserves_goodput_stands_beside_the_one_by_gaps() -> None:
-    """Long gaps in streams whose mean is short: by the paper both serve that rate, by the gaps one does."""
+    """Streams with long gaps and a short mean.
+
+    By the paper's measure both arms serve that rate. By the gaps only one does.
+    """
     stutters = arm(1, stutter=0.4)
     found = compared([replace(stutters, per_token_ns=np.full(1200, 21 * MS)), arm(2, split=True)])
     (pair,) = found.pairs
@@ -146,7 +158,10 @@ def test_gpus_are_the_engines_seen_unless_they_are_given() -> None:
 
 
 def test_more_gpus_for_the_same_work_lower_the_goodput() -> None:
-    """A tail that is fixed by four times the GPUs at the same rate: one GPU of each cannot be set side by side."""
+    """The tail is fixed with four times the GPUs at the same rate.
+
+    One GPU of each arm cannot be compared side by side.
+    """
     found = compared([arm(1, stutter=0.4, engines=1), arm(2, split=True, engines=4)])
     assert found.word == "cannot tell"
 
@@ -211,7 +226,10 @@ DRAWS = 60
 
 
 def winners(*, split: bool) -> list[str]:
-    """Words for two arms that differ in nothing, at objectives that about nine of ten requests meet."""
+    """Return the verdicts on two arms that do not differ.
+
+    The objectives are such that about nine of ten requests meet them.
+    """
     goal = replace(GOAL, ttft_ns=430_000_000)
     found = []
     for seed in range(DRAWS):

@@ -1,4 +1,4 @@
-"""Whether two arms got the same work."""
+"""Whether two arms got the same workload."""
 
 from __future__ import annotations
 

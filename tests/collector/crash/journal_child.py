@@ -1,6 +1,7 @@
-"""A collector's receiver and journal in a process of its own, to be killed. Started by test_journal_kill.py.
+"""A child process with a collector's receiver and journal, started to be killed.
 
-Arguments: journal folder. Says its HTTP port on stdout, then serves until killed.
+``test_journal_kill.py`` starts it with the journal folder as its argument.
+It prints its HTTP port on stdout, then serves until it is killed.
 """
 
 from __future__ import annotations

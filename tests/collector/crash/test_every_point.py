@@ -1,4 +1,7 @@
-"""A part of ``python -m tests.crash`` (which says how many points there are), and that it would see what it looks for."""
+"""A sample of ``python -m tests.crash``, and proof that it detects faults.
+
+``python -m tests.crash`` prints how many crash points there are.
+"""
 
 from __future__ import annotations
 

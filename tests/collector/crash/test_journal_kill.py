@@ -1,4 +1,7 @@
-"""kill -9 of a collector under load: every acknowledged request is in the journal, and nothing that was never sent."""
+"""``kill -9`` of a collector under load.
+
+The journal holds every acknowledged request, and nothing that was never sent.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ class Load:
         self.progress = asyncio.Condition()
 
     async def run(self, client: OtlpClient) -> None:
-        """Until the collector is gone."""
+        """Send until the collector is gone."""
         while True:
             self.sent += 1
             number = self.sent

@@ -1,4 +1,7 @@
-"""What would have come of the same arrivals: replays by hand, fitted to made periods, and beside the emulated fleet's truth."""
+"""Replays of arrivals: the waiting and computing that an engine would have had.
+
+They are checked by hand, fitted to made periods, and held against the emulated fleet's truth.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,14 @@ TOKEN_NS = 50_000.0
 
 
 def visits(*arrivals: tuple[float, float], host: str = "p0") -> Arrivals:
-    """Of one host: when each came in ms, and its tokens."""
+    """Return the visits to one host: when each arrived, in ms, and its tokens."""
     times, tokens = (np.array(column) for column in zip(*arrivals, strict=True))
     count = len(times)
     return Arrivals(np.array([host] * count, object), times * MS, tokens, np.zeros(count), np.zeros(count, bool))
 
 
 def replayed(came: Arrivals, budget: int) -> tuple[list[float], list[float]]:
-    """Waited and computed in ms."""
+    """Return each visit's waiting and computing time, in ms."""
     reported_replayed = replay(came, came.tokens * TOKEN_NS, budget, 1.0)["p0"]
     return [round(ns / MS, 3) for ns in reported_replayed.queue_ns], [round(ns / MS, 3) for ns in reported_replayed.compute_ns]
 
@@ -83,7 +86,10 @@ def test_all_work_is_done_in_order_and_none_twice(came: list[tuple[float, int]],
 
 
 def made(count: int, seed: int) -> tuple[Arrivals, Floats, Floats]:
-    """Arrivals by chance at two hosts, and what an engine of 2048 tokens a step would have done with them."""
+    """Return random arrivals at two hosts.
+
+    The durations are those of an engine that computes 2048 tokens a step.
+    """
     random = Random(seed)
     now, times = 0.0, []
     for _ in range(count):
@@ -182,7 +188,7 @@ def _took(truths: list[RequestTruth], phase: TruePhase) -> Floats:
 
 
 def _fewer(requests: RequestColumns) -> QueueReplay | None:
-    """Learned from one in ten."""
+    """Return a model that learned from one request in ten."""
     few = np.arange(0, len(requests), 10)
     came, took = requests.visits().at(few), requests.phases_ns[few]
     return QueueReplay.fit(came, took[:, QUEUE], took[:, COMPUTE])

@@ -1,4 +1,7 @@
-"""Causes of slow requests, on made periods: hosts p0 p1, d0 d1, a request every 100 ms."""
+"""Causes of slow requests, on made periods.
+
+The hosts are p0, p1, d0 and d1. A request arrives every 100 ms.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,10 @@ def test_a_healthy_period_has_nothing_that_stands_out() -> None:
 
 
 def test_two_that_grew_alike_leave_it_open_and_the_host_known() -> None:
-    """By 900 ms each, where either took anything between 0 and 100 ms more at any time."""
+    """Both phases grew by 900 ms.
+
+    At any time either of them took between 0 and 100 ms more.
+    """
     random = Random(3)
     rows, _ = period()
     touched = [number for number in range(400, 800) if rows[number].prefill_host == "p0"]
@@ -75,7 +81,7 @@ def test_two_that_grew_alike_leave_it_open_and_the_host_known() -> None:
     typical = typical_of(rows)
     found = [cause_of(rows[number], typical) for number in touched]
     left_open = [cause for cause in found if cause.phase is None]
-    assert len(left_open) >= 5  # the others are a little more likely one than the other
+    assert len(left_open) >= 5  # in the others one is a little more likely than the other
     assert {cause.place for cause in found} == {"p0"}
     assert {frozenset(cause.alike) for cause in left_open} == {frozenset({Phase.PREFILL_QUEUE, Phase.PREFILL_COMPUTE})}
 
@@ -89,7 +95,10 @@ def test_two_at_different_hosts_that_grew_alike_have_no_place() -> None:
 
 
 def test_what_is_ordinary_there_is_not_the_cause() -> None:
-    """A queue of 40 ms comes to a quarter of all requests; 35 ms more at D come to none but these."""
+    """A phase that is often long is not the cause.
+
+    A quarter of all requests have a queue of 40 ms. Only the requests in question take 35 ms more at D.
+    """
     rows, touched = period(lambda row: {"first_step": 35} if row.decode_host == "d0" else {})
     typical = typical_of(rows)
     queued = [rows[number] for number in touched if rows[number].phases[0].duration_ns == 40 * MS]
@@ -180,7 +189,10 @@ TYPICAL = typical_of(period(requests=200)[0])
 
 
 def test_a_burst_like_others_does_not_hide_what_stands_out() -> None:
-    """A longer queue that happens now and then anywhere, beside a first step that grew there and then alone."""
+    """A longer queue happens now and then anywhere.
+
+    Beside it a first step grew, only at that place and at that time.
+    """
     rows, touched = period(FAULTS["first step"][0])
     bursts = set(range(0, len(rows), 37))
     rows = [slower(row, prefill_queue=200) if number in bursts else row for number, row in enumerate(rows)]

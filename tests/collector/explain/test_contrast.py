@@ -1,4 +1,7 @@
-"""What requests in question have more of: the clearest value is found, and coincidence is none."""
+"""What the requests in question have more of than the controls.
+
+The clearest value is found, and a coincidence is not.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Failures that an engine counts and that name no request: given to one only where no other can be meant, else said so."""
+"""Failures in an engine's counters, which name no request.
+
+A failure is attributed to a request only where no other one can be meant; otherwise it stays unexplained.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ def counted(
     at_ms: float = 0,
     computed: float | None = None,
 ) -> LogFact:
-    """As the metrics source makes it of two readings 5 s apart. ``computed``: prompt tokens computed there meanwhile."""
+    """Return the record that the metrics source makes of two readings 5 s apart.
+
+    ``computed``: the prompt tokens computed on the engine between them.
+    """
     grown: dict[Key, float] = {(name, "0", "nixl"): count}
     if computed is not None:
         grown[COMPUTED[0], "0", COMPUTED[1]] = computed
@@ -43,7 +49,7 @@ def counted(
 
 @dataclass
 class CountedCase:
-    """What came of it."""
+    """One case of counted failures and its expected result."""
 
     rows: list[RequestRow] = field(default_factory=list)
     unexplained: list[UnattributedFailures] = field(default_factory=list)
@@ -54,7 +60,10 @@ class CountedCase:
 
 
 def attribute(records: Iterable[Any], facts: Sequence[LogFact], engines: Sequence[Any] = ()) -> CountedCase:
-    """As the pipeline: facts of counters are held until the rest has come, then given away, and rows are told anew."""
+    """Attribute counted failures to requests, as the pipeline does.
+
+    The pipeline holds the facts of counters until the other evidence is there, attributes them, and makes the rows again.
+    """
     stitcher, book, waiting = Stitcher(), EngineRegistry(), CounterAttribution(14 * SECOND)
     for one in engines:
         book.take(one)
@@ -62,7 +71,7 @@ def attribute(records: Iterable[Any], facts: Sequence[LogFact], engines: Sequenc
         stitcher.add(record, offset, NOW)
     for offset, one in enumerate(facts, 1000):
         assert waiting.take(one, offset, NOW)
-        assert waiting.take(one, offset, NOW)  # told twice is once
+        assert waiting.take(one, offset, NOW)  # reported twice, counted once
     counted_case, latest = CountedCase(), {}
     for second in range(60):
         now = NOW + second * SECOND
@@ -171,7 +180,7 @@ def test_more_failures_than_requests_that_failed_are_a_finding_where_the_ranks_a
     seen = split_request()
     known = fetch(134, parent=seen["d"], done_ms=None, noticed_ms=20, failure="transfer_failed", effect=FetchEffect.FAILED)
     records = [*failed_answer(seen), known]
-    assert attribute(records, [counted(8)]).unexplained == []  # how many workers count the same one is not known
+    assert attribute(records, [counted(8)]).unexplained == []  # it is unknown how many workers count the same failure
     assert attribute(records, [counted(8)], [facts_of(Role.DECODE, tp_size=8)]).unexplained == []
     (one,) = attribute(records, [counted(8)], [facts_of(Role.DECODE, tp_size=2)]).unexplained
     assert (one.explained, one.fact.lines) == (1, 8)

@@ -1,4 +1,4 @@
-"""Running totals and windows cut out of time: against sums done the slow way."""
+"""Running totals and windows cut out of time, against slow sums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _amounts = st.lists(st.tuples(_times, st.integers(1, 60), st.integers(0, 50)), m
 
 
 def spread(amounts: list[tuple[int, int, int]], begin: float, end: float) -> float:
-    """What lies within, one interval after the other."""
+    """Return the total of the amounts within a window, one interval after the other."""
     found = 0.0
     for first, length, amount in amounts:
         common = min(end, first + length) - max(begin, first)

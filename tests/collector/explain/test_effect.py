@@ -1,4 +1,7 @@
-"""What is told needs a size and enough requests, and the sentence says what the table shows."""
+"""The effect size and the number of requests that a finding needs.
+
+The sentence says what the table shows.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from handrail_collector.store.schema import Table
 
 
 def rows(count: int = 1500) -> list[RequestRow]:
-    """Healthy requests of hosts p0 p1, d0 d1, each with gaps of about 10 ms."""
+    """Return healthy requests of hosts p0 p1, d0 d1, each with gaps of about 10 ms."""
     dice = random.Random(4)
     return [with_gap(usual(number, dice), 10 * MS + dice.randrange(MS)) for number in range(count)]
 
@@ -68,7 +71,7 @@ def test_a_cause_of_a_few_requests_is_chance(tmp_path: Path, requests: int, name
 
 
 def test_the_sentence_says_what_the_table_shows(tmp_path: Path) -> None:
-    """A link with more of the slow, though not by enough to be named."""
+    """A link has more of the slow requests, but not enough to be named."""
     on_link = [i for i, row in enumerate(rows()) if (row.prefill_host, row.decode_host) == ("p1", "d1")][::40][:8]
     elsewhere = [i for i, row in enumerate(rows()) if (row.prefill_host, row.decode_host) != ("p1", "d1")][::220][:5]
     made = [waiting(row, "router_and_hops", 900 * MS) if i in [*on_link, *elsewhere] else row for i, row in enumerate(rows())]

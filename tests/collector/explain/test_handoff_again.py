@@ -1,4 +1,4 @@
-"""Loads that were made again: in the same engine, or in another that the router asked instead."""
+"""Repeated KV loads: in the same engine, or in another one after a router's retry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_load_that_failed_and_was_made_again_was_retried_and_the_request_says_
     row = found.row("req-a")
     assert (row.kv_outcome, row.kv_reason, row.outcome) == ("retried", "transfer_failed", "ok")
     assert row.kv_lost_ns == 20 * MS
-    assert row.kv_bytes == 64 * 32768  # of the one that went well
+    assert row.kv_bytes == 64 * 32768  # the bytes of the load that went well
     assert row.kv_evidence == (
         "decode:plugin load failed: transfer_failed",
         "decode:plugin loaded and seen by the scheduler",
@@ -46,7 +46,10 @@ def test_a_load_whose_second_try_failed_too_was_not_retried_well() -> None:
 
 
 def second_decode(first_d: Outcome, *more: Any) -> StitchedRows:
-    """D1 is asked first, then D2 answers, both for what one P kept."""
+    """Return records in which the router calls D1 first and D2 answers.
+
+    Both load what one P kept.
+    """
     seen = split_request()
     key = kv("cmpl-req-a-0-0000aaaa")
     d1 = exchange(
@@ -91,7 +94,7 @@ def test_several_prompts_of_one_request_load_side_by_side_and_none_is_another_tr
 
 
 def test_a_load_after_the_first_token_is_no_part_of_the_time_to_it() -> None:
-    """A cache connector loads once more what a preemption threw away."""
+    """A cache connector loads again what a preemption threw away."""
     seen = split_request()
     at_d = times(Role.DECODE, 133, 110, 150, 850, rid=RAW_D, parent=seen["d"], preemptions=1, preempted_ns=50 * MS)
     again = fetch(500, parent=seen["d"], started_ms=1, posted_ms=None, done_ms=9, noticed_ms=10)

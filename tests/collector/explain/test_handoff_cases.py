@@ -1,4 +1,7 @@
-"""Reported faults of the hand-off as their evidence comes to the collector: one outcome a request, and who said so."""
+"""Reported hand-off faults, from the evidence that reaches the collector.
+
+Each request has one outcome, and the outcome names its source.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def case(name: str) -> Any:
 
 
 def of_log(name: str, role: Role = Role.PREFILL) -> list[LogFact]:
-    """The facts of a recorded log, as the log source makes them."""
+    """Return the facts of a recorded log, as the log source makes them."""
     near = int(datetime(2026, 8, 16, 9, tzinfo=timezone.utc).timestamp()) * 10**9
     folder = Folder(process(role), Source.LOG, None)
     for text in (_DATA / "logs" / name).read_text(encoding="utf-8").splitlines():
@@ -44,7 +47,7 @@ def of_log(name: str, role: Role = Role.PREFILL) -> list[LogFact]:
 
 
 def request(number: int, raw_p: str, start_ns: int) -> list[Any]:
-    """A split request whose proxies saw nothing wrong, whose P calls it ``raw_p``."""
+    """Return a split request that P calls ``raw_p``; its proxies saw nothing wrong."""
     rid, at = f"req-{number}", (start_ns - EPOCH) / MS
     seen = split_request(rid, f"t{number}", at)
     p, d = seen["p"], seen["d"]
@@ -72,7 +75,7 @@ def test_A01_eight_stale_reads_of_forty_two_requests_all_with_200() -> None:
     assert {row.outcome for row in stale} == {"tainted"}
     assert all("stale_read: blocks were read 21.0 s after P had given them up" in row.findings for row in stale)
     assert sum(row.outcome == "ok" for row in found.rows) == 34
-    assert len(stale[0].kv_evidence) == 1  # eight ranks said it, of one request
+    assert len(stale[0].kv_evidence) == 1  # eight ranks reported it, for one request
 
 
 def test_A01_the_plugins_word_for_it_needs_no_log() -> None:
@@ -111,7 +114,7 @@ def test_A08_the_wait_is_told_and_is_over_the_lease_though_clocks_differ() -> No
         d_at + 1, parent=d, host="hd", started_ms=wait * S - 60, posted_ms=wait * S - 51, done_ms=131_200, noticed_ms=131_250
     )
     gone = fact(LogKind.EXPIRED, Role.PREFILL, lease * S, "cmpl-req-a-0-0000aaaa", host="hp", numbers=(("timeout_s", 120.0),))
-    one_call = split_request("req-b", "t2", 500_000, "hp", "hd")  # a short one between the same hosts bounds their clocks
+    one_call = split_request("req-b", "t2", 500_000, "hp", "hd")  # a short request between the same hosts bounds their clocks
     one_call["edge"] = altered(one_call["edge"], process=process(Role.EDGE, host="he"))
     one_call["d"] = altered(one_call["d"], arrival_unix_ns=EPOCH + round((500_130 + skew) * MS))
     calls = [one_call[name] for name in ("edge", "p", "d")]
@@ -143,7 +146,7 @@ def test_A10_recompute_is_no_success_of_the_fetch_though_the_client_has_its_answ
     found = stitched([*seen.values(), load, at_d])
     row = found.row("req-a")
     assert (row.kv_outcome, row.kv_reason, row.outcome) == ("recomputed", "transfer_failed", "ok")
-    assert row.kv_lost_ns == 149 * MS  # until its first token: D computed what it had failed to load
+    assert row.kv_lost_ns == 149 * MS  # until its first token: D computed what it failed to load
     line = fact(LogKind.RECOMPUTED, Role.DECODE, 180, "cmpl-req-a-0-0000dddd")
     at_d_only = stitched([*seen.values(), at_d, line]).row("req-a")
     assert at_d_only.kv_outcome == "recomputed"
@@ -176,7 +179,10 @@ def test_A16_after_the_link_has_failed_no_answer_without_a_loads_good_word_is_tr
 
 
 def test_A16_the_stream_that_came_of_it_is_tainted_and_its_empty_answer_is_told() -> None:
-    """The recorded stream of the case as the proxy reads it, between an edge and a D whose link has been failing since t0."""
+    """A stream after a failed load is tainted.
+
+    The proxy reads the recorded stream of the case, between an edge and a D whose link fails since t0.
+    """
     name = _DATA / "sse/A16_reasoning_garbage_empty_content.sse.json"
     stream = json.loads(name.read_text(encoding="utf-8"))
     reader = ResponseReader(
@@ -355,7 +361,10 @@ def test_each_outcome_by_the_readers_own_record(of_fetch: dict[str, Any], outcom
     ],
 )
 def test_C15_a_failed_fetch_is_not_told_as_two_faults(dropped: tuple[str, ...], known: bool, output: str | None) -> None:
-    """Policy fail on vLLM 0.32: the request ends before it was scheduled, so its span's queue time is minus the uptime."""
+    """A failed fetch is one fault.
+
+    With policy ``fail`` on vLLM 0.32 the request ends before it is scheduled, so its span's queue time is minus the uptime.
+    """
     seen = split_request()
     d = altered(seen["d"], outcome=Outcome.STREAM_ERROR, ttft_token_ns=None)
     load = fetch(134, parent=d, done_ms=None, failure="transfer_failed", effect=FetchEffect.FAILED)

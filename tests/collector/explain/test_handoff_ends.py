@@ -1,4 +1,7 @@
-"""Seen on the real pair: what came after a hand-off was over is not what became of it."""
+"""Events after a hand-off's end do not decide its outcome.
+
+Seen on the real pair.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ GIVEN_UP: dict[str, Any] = {"request_status": "aborted", "ended_ns": 20_000_000}
     ("of_fetch", "late_read_ms", "outcome"),
     [
         ({"done_ms": None, "noticed_ms": None}, None, "aborted"),
-        ({"done_ms": 3800, "noticed_ms": 3801}, None, "aborted"),  # the transfer went on, and the scheduler was told
-        ({"done_ms": 3800, "noticed_ms": 3801}, 3802, "aborted"),  # P had freed the blocks by D's clean-up meanwhile
+        ({"done_ms": 3800, "noticed_ms": 3801}, None, "aborted"),  # the transfer went on, and the scheduler saw its end
+        ({"done_ms": 3800, "noticed_ms": 3801}, 3802, "aborted"),  # meanwhile P had freed the blocks on D's clean-up
         ({"done_ms": None, "noticed_ms": None, "failure": "handshake_failed"}, None, "aborted"),
         ({"done_ms": None, "noticed_ms": 19, "failure": "x", "effect": FetchEffect.RECOMPUTED}, None, "recomputed"),
     ],
@@ -42,7 +45,7 @@ def test_a_request_given_up_while_its_load_was_open_is_aborted(
 
 def test_the_end_of_ps_response_beside_d_is_not_on_the_path_and_the_rest_of_p_is() -> None:
     seen = split_request()
-    p = altered(seen["p"], duration_ns=160 * MS)  # told to be over 40 ms after D had been asked
+    p = altered(seen["p"], duration_ns=160 * MS)  # its end is reported 40 ms after D was called
     row = stitched([seen["edge"], p, seen["d"], seen["engine_p"], seen["engine_d"]]).row("req-a")
     phases = {phase.phase: phase for phase in row.phases if phase.process == "prefill"}
     assert (phases["prefill_queue"].duration_ns, phases["prefill_compute"].duration_ns) == (20 * MS, 60 * MS)
@@ -56,7 +59,7 @@ def test_the_end_of_ps_response_beside_d_is_not_on_the_path_and_the_rest_of_p_is
     [
         (["stopped"], "engine_stopped"),
         (["stopped", "restarted"], "engine_stopped"),
-        (["dead", "stopped"], "engine_lost"),  # its workers ended in an orderly way, it did not
+        (["dead", "stopped"], "engine_lost"),  # its workers ended cleanly, the engine did not
         (["restarted"], "engine_lost"),
     ],
 )
@@ -75,7 +78,10 @@ def test_an_engine_that_was_told_to_end_while_it_loaded_is_told_from_one_that_di
     ("status", "outcome"), [("engine_stopped", "upstream_disconnect"), ("aborted", "aborted"), ("stopped", "ok")]
 )
 def test_how_ps_answer_ended_is_not_how_the_request_did(status: str, outcome: str) -> None:
-    """D's API server took its exchange along, and no edge has reported: D's engine knows better than the proxy beside P."""
+    """D's engine knows the outcome better than the proxy beside P.
+
+    D's API server died with its exchange, and no edge has reported.
+    """
     seen = split_request()
     at_d = times(Role.DECODE, 133, 110, 150, 850, rid=RAW_D, parent=seen["edge"], status=status)
     row = stitched([seen["p"], at_d, fetch(134, parent=seen["edge"]), publish(105, parent=seen["p"])]).rows[0]

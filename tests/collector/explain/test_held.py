@@ -1,4 +1,7 @@
-"""How long KV lay before its read, between two hosts whose clocks are an hour apart and drift: the truth lies within."""
+"""How long KV lay before its read, across two hosts' clocks.
+
+The clocks are an hour apart and drift. The truth lies within the bounds.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from handrail_collector.stitch.stitcher import SECOND
 
 
 def shown(record: Any, field: str, offset_s: float, ppm: float) -> Any:
-    """``record`` by a clock that was so far ahead at ``EPOCH`` and runs too fast; what it lasts is too short to show that."""
+    """Return ``record`` as stamped by a clock that is ahead and runs too fast.
+
+    The clock is that far ahead at ``EPOCH``. The record is too short for its own duration to show the drift.
+    """
     true_ns = getattr(record, field) - EPOCH
     return altered(record, **{field: EPOCH + true_ns + round(offset_s * SECOND + true_ns * ppm / 1e6)})
 
@@ -21,7 +27,10 @@ def shown(record: Any, field: str, offset_s: float, ppm: float) -> Any:
 @pytest.mark.parametrize("offset_s", [-3600, 0, 3600])
 @pytest.mark.parametrize("ppm", [-50, 50])
 def test_the_time_that_kv_lay_is_bounded_on_the_right_clock(offset_s: float, ppm: float) -> None:
-    """Each request's KV is kept at 105 ms and read from 134 + 11 ms on; hosts answer within 20 ms: so wide are the bounds."""
+    """Each request's KV is kept at 105 ms and read from 134 + 11 ms on.
+
+    Hosts answer within 20 ms; the bounds are that wide.
+    """
     records: list[Any] = []
     for number in range(60):
         rid, at_ms = f"req-{number}", 1000.0 * number

@@ -1,4 +1,7 @@
-"""What lies between the processes, in parts: by the router's own spans, by bounded clocks, or in one where nothing tells."""
+"""The parts of the time between processes.
+
+They come from the router's own spans or from clock bounds. Where neither is known, it stays one part.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ def between(row: RequestRow) -> dict[str, float]:
 
 
 def routed(**of_calls: float) -> list[Any]:
-    """The router takes it at 2 ms, calls P at 6 ms and D at 118 ms."""
+    """Return a request that the router takes at 2 ms.
+
+    It calls P at 6 ms and D at 118 ms.
+    """
     seen: dict[str, Any] = dict(split_request())
     server = router(2, 990, parent=seen["edge"])
     at = {"p": 6.0, "d": 118.0} | of_calls
@@ -57,7 +63,10 @@ def test_on_one_host_nothing_is_told_apart_without_a_router() -> None:
 
 
 def hosts(at_ms: float, number: int, skew_ms: float, hop_ms: float) -> list[Any]:
-    """A request whose D stands on a host with another clock; D's answer goes so long to the edge."""
+    """Return a request whose D runs on a host with another clock.
+
+    D's answer takes that long to reach the edge.
+    """
     seen: dict[str, Any] = dict(split_request(f"req-{number}", f"t{number}", at_ms))
     d = altered(
         seen["d"],
@@ -89,8 +98,10 @@ def test_clocks_that_nothing_bounds_narrowly_tell_nothing_apart() -> None:
 @pytest.mark.parametrize("spread_ns", [0, 300_000], ids=["steady", "spread"])
 @pytest.mark.parametrize("traced", [False, True], ids=["no-router-spans", "router-spans"])
 def test_in_a_fleet_of_wrong_clocks_the_parts_are_right_to_within_their_bounds(spread_ns: int, *, traced: bool) -> None:
-    """Hosts are two seconds apart and drift, and a router slows down. Its spans tell all three parts and need no clocks; clocks
-    tell one, where more lies between the processes than the quickest messages that bound them took.
+    """The parts are right within their bounds, with and without a router's spans.
+
+    Hosts are two seconds apart and drift, and a router slows down. Its spans give all three parts and need no clocks.
+    Clocks give one part, where more time lies between the processes than the quickest messages that bound them took.
     """
     scenario = replace(scenarios.load("split"), router_traces=traced, hop_spread_ns=spread_ns)
     slow = Fault("router_slow", "router", 0.2, from_ns=30 * SECOND)

@@ -1,4 +1,7 @@
-"""Which growth is the largest: by hand, and against drawing from the same distributions."""
+"""The phase with the largest growth, by hand and by random draws.
+
+The draws come from the same distributions.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ MS = 1e6
 
 
 def chances(growths: list[float], noises: list[float], touched: list[float]) -> list[float]:
-    """By phase, of one request; in ms, with noise alike on both sides."""
+    """Return the chance of each phase for one request.
+
+    Times are in ms, with the same noise on both sides.
+    """
     noise = np.array(noises) * MS
     phases, chance, _ = probability_of_largest(
         np.array([growths]) * MS, np.stack([noise, noise], axis=-1)[None], np.array([touched])
@@ -68,7 +74,10 @@ def test_chances_are_those_of_drawing(phases: list[tuple[float, float, float]]) 
 
 
 def _drawn(growths: Floats, noises: Floats, touched: Floats) -> Floats:
-    """How often each is the largest of 5,000 draws, of growths that are above nothing."""
+    """Return how often each phase grows the most in 5,000 draws.
+
+    Only growths above 0 count.
+    """
     random = np.random.default_rng(1)
     shape = 5_000, len(growths)
     drawn = np.where(random.random(shape) < touched, growths + 0.86 * noises * random.standard_t(3, shape), 0.0)

@@ -1,4 +1,7 @@
-"""The explanation of a period against what its rows say: exactly, from rollups, with versions, late and withdrawn rows."""
+"""The explanation of a period against its rows.
+
+It is exact, also from rollups, with several versions, late rows and withdrawn rows.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ SETTINGS = UpkeepSettings(rollups=True, grace_ns=0)
 
 
 def rows(count: int, seed: int = 5) -> list[RequestRow]:
-    """Requests over three hours; the hosts are told by the last number of the instances."""
+    """Return requests over three hours; an instance's last number gives its host."""
     made = []
     for index, row in enumerate(request_rows(count, Fleet(prefill=2, decode=2), seed=seed)):
         hosts = {
@@ -46,14 +49,14 @@ def rows(count: int, seed: int = 5) -> list[RequestRow]:
 
 
 def waiting(row: RequestRow, phase: str, more_ns: int) -> RequestRow:
-    """The row with one phase longer."""
+    """Return the row with one phase longer."""
     phases = tuple(replace(p, duration_ns=p.duration_ns + more_ns) if p.phase == phase else p for p in row.phases)
     return replace(row, phases=phases, ttft_token_ns=(row.ttft_token_ns or 0) + more_ns)
 
 
 @dataclass
 class Store:
-    """A store being written, and questions to it."""
+    """A store that is being written, and questions to it."""
 
     root: Path
     publisher: StorePublisher
@@ -96,7 +99,7 @@ def rank(values: Sequence[int], q: float) -> int:
 
 
 def summary(made: Sequence[RequestRow]) -> dict[str, object]:
-    """What the exact answer must say of these requests, counted one by one."""
+    """Return the exact answer about these requests, counted one by one."""
     ttft = [row.ttft_token_ns for row in made if row.ttft_token_ns is not None]
     slow = [row for row in made if (row.ttft_token_ns or 0) >= rank(ttft, 0.99)]
     gaps = GapSketch()

@@ -1,4 +1,7 @@
-"""Phases of whole requests: what each source allows to say, and sums that are exact to the nanosecond."""
+"""Phases of whole requests: what each source allows, and exact sums.
+
+Sums are exact to the nanosecond.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def row_of(records: Iterable[Record], fleet: Fleet = FLEET) -> RequestRow:
 
 
 def table(row: RequestRow) -> dict[tuple[str, str], float]:
-    """(place, phase) to ms; the parts of ``unattributed`` of one place are added up."""
+    """Map (place, phase) to ms; add up one place's parts of ``unattributed``."""
     found: dict[tuple[str, str], float] = {}
     for p in row.phases:
         found[p.process, p.phase] = found.get((p.process, p.phase), 0) + p.duration_ns / MS
@@ -74,7 +77,7 @@ def test_everything_seen() -> None:
     assert kv_part.duration_ns == 100 * MS
     assert kv_part.may_be == tuple(p.value for p in KV_AND_QUEUE)
     assert row.complete
-    assert row.kv_outcome == "unknown"  # proxies and spans cannot see a fetch succeed
+    assert row.kv_outcome == "unknown"  # proxies and spans cannot show that a fetch succeeded
     assert row.findings == ()
 
 
@@ -206,7 +209,10 @@ def test_C15_an_aborted_requests_absurd_figures_are_left_out() -> None:
 
 
 def two_roots() -> EngineRequest:
-    """What is read of the case's two traces: the engine's span; its HTTP server's is no record."""
+    """Return the records of the case's two traces.
+
+    The engine's span is a record; its HTTP server's span is none.
+    """
     request = decode(Signal.TRACES, REPLAY.read_bytes(), "application/json")
     assert isinstance(request, ExportTraceServiceRequest)
     spans = [span for each in request.resource_spans for scope in each.scope_spans for span in scope.spans]
@@ -327,7 +333,10 @@ def test_whatever_the_evidence_says_the_sum_is_exact(
 
 
 def test_what_the_engine_did_not_time_is_not_pinned_on_its_doors() -> None:
-    """No durations from the engines (an abort, absurd values): the rest may be any phase of that process."""
+    """Time that the engine did not measure is not attributed to admission or respond.
+
+    Without durations from the engines (an abort, absurd values) it may be any phase of that process.
+    """
     r = split_request()
     for name in ("engine_p", "engine_d"):
         record = r[name]

@@ -1,4 +1,7 @@
-"""Phases from the plugin's word: each a duration on one engine's clock, exact in sum, coarser where a moment is missing."""
+"""Phases from the plugin's records.
+
+Each is a duration on one engine's clock. The sum is exact. Where a moment is missing, the phases are coarser.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def table(row: RequestRow) -> dict[tuple[str, str], float]:
 
 
 def with_plugin(host_p: str = "h1", host_d: str = "h1", **of_fetch: Any) -> dict[str, Any]:
-    """Proxies and plugin: P 10-110 ms, D 130-990 ms with its first token at 290 ms (edge: 300 ms)."""
+    """Return records of proxies and plugin.
+
+    P runs from 10 to 110 ms, D from 130 to 990 ms with its first token at 290 ms (edge: 300 ms).
+    """
     seen = split_request(host_p=host_p, host_d=host_d)
     p, d = seen["p"], seen["d"]
     return {
@@ -231,7 +237,10 @@ def test_any_part_of_the_evidence_in_any_order_gives_no_negative_phase_and_an_ex
 
 
 def test_the_proxy_saw_what_the_plugin_had_no_context_for() -> None:
-    """vLLM gives its core a trace context only where tracing is on: without, the engine's own id and the proxy's time must do."""
+    """A request without a trace context is found by engine id and the proxy's times.
+
+    vLLM gives its core a trace context only where tracing is on.
+    """
     seen = with_plugin()
     bare = {name: loose(seen[name], trace_id="9" * 32) for name in ("times_p", "publish", "times_d", "fetch")}
     row = row_of((seen | bare).values())

@@ -1,4 +1,7 @@
-"""A pool's place under the roofline: measured, estimated, or said not to be known; and what is read for it."""
+"""A pool's place under the roofline: measured, estimated or unknown.
+
+The tests also cover what is read from the store for it.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,7 @@ def test_what_is_not_known_is_said_with_the_reason(gpus: tuple[GpuUse, ...], ste
 def test_a_gpu_that_two_sidecars_sample_is_its_engines_or_nobodys() -> None:
     at_p = [replace(ONE, device=f"GPU-{n}") for n in range(2)]
     at_d = [replace(gpu, role="decode", instance="p0:9000", tensor=0.05, dram=0.6) for gpu in at_p]
-    for unnamed in pools([*at_p, *at_d], {}):  # nobody says whose they are, and that is said
+    for unnamed in pools([*at_p, *at_d], {}):  # their pool is unknown, and the answer says so
         assert (unnamed.gpus, unnamed.shared, unnamed.bound, unnamed.how) == (0, 2, RooflineBound.UNKNOWN, How.NONE)
         assert "2 GPUs are sampled beside engines of more than one role" in unnamed.why
     assert [each.role for each in pools([*at_p, *at_d], {})] == ["prefill", "decode"]
@@ -180,7 +183,7 @@ def test_products_that_are_not_known_and_slices_have_no_peak() -> None:
 
 
 def a_minute(host: str, role: Role, tensor: float, dram: float, gpus: int = 2) -> list[DeviceSample]:
-    """Half of it idle."""
+    """Return a minute of samples, half of it idle."""
     of = process(host, role)
     return [
         sample(

@@ -1,6 +1,8 @@
-"""Causes of stalls by what truly made them, in fleets that are known: ``make bench-stalls`` in small, and that it can fail.
+"""Causes of stalls against the true ones, in fleets whose truth is known.
 
-100 requests of one seed a scene; the goals (90 % right, 2 % of causes moved in time named) are those of the bench.
+This is ``make bench-stalls`` in small; the tests also show that it can fail.
+There are 100 requests of one seed a scene. The goals are those of the bench: 90 % right, and 2 % named where causes are moved
+in time.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def test_causes_are_right_and_those_moved_in_time_are_not_named(scene: Scene) ->
 
 @pytest.mark.parametrize("name", ["kv_landing", "gpu_throttled", "host_pause"])
 def test_one_steps_twins_agree_with_the_twin_of_the_run(name: str) -> None:
-    """Scenes of several reasons are judged by the former alone."""
+    """Scenes with several reasons are judged by the twins of single steps alone."""
     scene = BY_NAME[name]
     flown = fly(scene.setting, REQUESTS, SEED)
     parts, flights = Parts(scene.setting.scenario, flown, SEED), {flight.id: flight for flight in flown.flights}

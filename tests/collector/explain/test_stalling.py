@@ -1,4 +1,7 @@
-"""Why the streams of a period stood still: from the rows of its stalls to shares, events and sentences; case B12 in whole."""
+"""The stalls of a period: from rows to shares, events and sentences.
+
+Case B12 runs as a whole.
+"""
 
 from __future__ import annotations
 
@@ -58,11 +61,14 @@ def counted(tmp_path: Path, stalls: Sequence[StallRow], of: PeriodQuery = WHOLE,
 
 
 def test_a_time_in_which_streams_of_one_host_stood_still_is_one_event(tmp_path: Path) -> None:
-    """Whichever of them stood still longest; those of another host or for another cause are others."""
+    """Stalls of one host that overlap in time are one event.
+
+    It does not matter which stream stalled longest. Stalls of another host or with another cause are other events.
+    """
     stall_rows = [
         stall(1000, 300, request="r0"),
         stall(1100, 100, request="r1"),
-        stall(1290, 100, request="r2"),  # begins while the first stands still, ends after it
+        stall(1290, 100, request="r2"),  # begins while the first stream stalls, ends after it
         stall(1350, 50, request="r3"),
         stall(5000, request="r0", number=1),
         stall(8000, request="r1", number=1),

@@ -1,4 +1,7 @@
-"""Why streams stood still: each cause where its evidence is, none where it is everywhere, and the cases B12, B16, B21 and B24."""
+"""Causes of stalls, including the cases B12, B16, B21 and B24.
+
+Each cause is named where its evidence is, and none where the evidence is everywhere.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ STALL_EVERY = 4  # seconds
 
 
 def at_d(count: int = 12, gap_ms: float = 130, *, usual_ms: float = 10, **more: Any) -> tuple[list[Any], list[float]]:
-    """Streams at D, one after the other, each 4 s with one stall in its middle; and when each stall began, in ms."""
+    """Return streams at D, one after the other, and when each stall began, in ms.
+
+    Each stream lasts 4 s and has one stall in its middle.
+    """
     made, begins = [], []
     for number in range(count):
         at_ms = number * STALL_EVERY * 1000.0
@@ -48,7 +54,7 @@ CAUSES: dict[str, Evidence] = {
 
 
 def healthy_clocks(slow: list[Any]) -> list[Any]:
-    """Ten a second, where no other is said."""
+    """Return clocks ten times a second, unless the test gives another rate."""
     statements = [each.at_unix_ns for each in slow if isinstance(each, DeviceRun)]
     made = [clock(at, 2e9) for at in range(0, 50_000, 100)] if statements else []
     return [each for each in made if all(abs(each.at_unix_ns - at) > 60 * MS for at in statements)]
@@ -75,7 +81,7 @@ def test_the_same_evidence_at_other_times_is_no_cause(cause: str) -> None:
 
 @pytest.mark.parametrize("cause", ["kv_landing", "host_pause"])
 def test_evidence_that_is_there_all_the_time_is_no_cause(cause: str) -> None:
-    """In every stall, and as often when nothing stands still."""
+    """The evidence is in every stall, and as often where nothing stalls."""
     records, begins = at_d()
     records += [each for at in range(0, 48_000, 200) for each in CAUSES[cause](at, 130)]
     stalls = stalls_of(records)
@@ -85,7 +91,10 @@ def test_evidence_that_is_there_all_the_time_is_no_cause(cause: str) -> None:
 
 @pytest.mark.parametrize("busy", [[0.98, 0.97, 0.03, 0.02, 0.98], [0.98]], ids=["a-dip", "throughout"])
 def test_F14_how_busy_a_gpu_was_is_no_cause(busy: list[float]) -> None:
-    """Kernels that run, or do not, while a stream stands still come with it: they say nothing of why."""
+    """GPU utilization does not explain a stall.
+
+    Kernels that run, or do not, are an effect of the stall and not its reason.
+    """
     records, begins = at_d(gap_ms=2100)
     for at in begins:
         gpu = clock(at - 2000, 2e9)
@@ -131,7 +140,10 @@ def test_a_step_that_computed_little_is_no_prefill() -> None:
 
 @pytest.mark.parametrize(("since_ms", "took_ms"), [(0, 80), (-40, 110), (60, 130)], ids=["short", "early", "late"])
 def test_a_step_that_did_not_end_with_the_stall_did_not_hold_it_up(since_ms: float, took_ms: float) -> None:
-    """The stream's token would have come with the end of that step: something else held it up, however often."""
+    """The stream's next token would come at the end of that step.
+
+    Something else caused the stall, however often the two coincide.
+    """
     records, begins = at_d()
     records += [step(at + since_ms, took_ms, prefill_tokens=2048) for at in begins]
     stalls = stalls_of(records)
@@ -140,7 +152,10 @@ def test_a_step_that_did_not_end_with_the_stall_did_not_hold_it_up(since_ms: flo
 
 
 def test_a_pause_longer_than_the_prompt_tokens_in_it_is_the_cause() -> None:
-    """A process that was stopped while its step computed a prompt: what so many tokens take is known from the other steps."""
+    """A process was stopped while its step computed a prompt.
+
+    The other steps show how long so many tokens take.
+    """
     records, begins = at_d(gap_ms=500)
     for at in begins:
         records += [step(at - 700, 60, prefill_tokens=1000), step(at, 500, prefill_tokens=1000), pause(at + 20, 440, "held")]
@@ -148,7 +163,7 @@ def test_a_pause_longer_than_the_prompt_tokens_in_it_is_the_cause() -> None:
 
 
 def test_a_step_that_stood_still_with_a_few_tokens_is_no_prefill() -> None:
-    """They would have taken 2 ms."""
+    """Those few tokens take 2 ms."""
     records, begins = at_d(gap_ms=500)
     for at in begins:
         records += [step(at - 700, 60, prefill_tokens=1000), step(at, 500, prefill_tokens=40)]
@@ -156,7 +171,10 @@ def test_a_step_that_stood_still_with_a_few_tokens_is_no_prefill() -> None:
 
 
 def test_a_thread_that_waits_for_a_long_step_is_no_cause_of_it() -> None:
-    """Whoever computes may keep the interpreter's lock, and the plugin's thread wakes late: no reason was told for that."""
+    """The pause of the plugin's thread has no reason of its own.
+
+    A thread that computes may keep the interpreter's lock, so the plugin's thread wakes late.
+    """
     records, begins = at_d()
     for at in begins:
         records += [step(at, 130, prefill_tokens=2048), pause(at + 10, 110, "held")]
@@ -182,7 +200,7 @@ def test_B12_a_collection_of_garbage_stalls_every_stream_at_once_and_is_three_ev
     expected, made = gc_of_case_B12()
     stalls = stalls_of(made)
     assert len(stalls) == expected["not_outliers"]
-    assert by_cause(stalls[5:]) == {"host_pause": 55}  # the first streams of a process have little to be compared with
+    assert by_cause(stalls[5:]) == {"host_pause": 55}  # the first streams of a process have little to compare with
     assert {stall.evidence[0].split(" stood")[0] for stall in stalls} == {"process api 7"}
     begins = [stall.started_unix_ns for stall in stalls]
     groups = 1 + sum(two - one > 500 * MS for one, two in zip(begins, begins[1:], strict=False))  # noqa: RUF007
@@ -196,7 +214,7 @@ def test_B16_the_hand_off_in_the_first_gap_is_no_stall_of_the_stream() -> None:
     d = stream(Role.DECODE, 640, 1360, [24] * 39, kv_in=kv("cmpl-req-a-0-0000aaaa"))
     assert stalls_of([edge, p, d, *seconds(0, 4000)]) == []
     alone = stalls_of([edge])
-    assert [(stall.index, stall.cause) for stall in alone] == [(0, "unknown")]  # nobody else tells where its tokens came from
+    assert [(stall.index, stall.cause) for stall in alone] == [(0, "unknown")]  # no other evidence shows where tokens came from
 
 
 def test_B24_gaps_beside_others_prefill_and_a_parser_that_held_text_back() -> None:
@@ -238,7 +256,10 @@ def test_the_edge_and_d_see_one_stall_and_their_clocks_need_not_agree() -> None:
 
 
 def test_a_first_chunk_that_came_late_to_the_edge_hides_none_of_the_engines_stalls() -> None:
-    """Seen in tests/vllm: every other chunk was on time, and none of its stalls was found at D."""
+    """Every other chunk was on time, and still no stall was found at D.
+
+    Seen in tests/vllm.
+    """
     edge = stream(Role.EDGE, 0, 400, [0.1] * 10 + [9] + [10] * 3000 + [130] + [10] * 3000)
     d = stream(Role.DECODE, 130, 160, [10.0] * 3011 + [130] + [10] * 3000, parent=edge)
     at = 130 + 160 + 30_110

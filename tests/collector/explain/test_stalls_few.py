@@ -1,4 +1,7 @@
-"""Few streams and little history: an engine as small as that of tests/vllm, which computes bursts of long prompts."""
+"""Stalls with few streams and little history.
+
+The engine is as small as that of tests/vllm and computes bursts of long prompts.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,11 @@ BURSTS_MS = range(2500, LASTS_MS, 3100)
 
 
 def steps(random: Random, noise: float, later_ms: int = 0, slow: float = 1) -> Iterator[tuple[float, float, int]]:
-    """Begin, length, prompt tokens; a share of ``noise`` took some more for no reason that is told.
+    """Yield steps: begin, length, prompt tokens.
 
-    Half of the prompts took ``slow`` times as long, as they do where something else wants the processors (seen on tests/vllm's
-    engine: 55 microseconds a token, or 200 to 700, in two states and little between).
+    A share of ``noise`` of them took longer without a known reason.
+    Half of the prompts took ``slow`` times as long, as happens where something else wants the processors. On tests/vllm's
+    engine a token took 55 microseconds, or 200 to 700: two states and little between.
     """
     waiting = [float(burst + later_ms) for burst in BURSTS_MS for _ in range(4)]
     at = 0.0
@@ -46,7 +50,10 @@ def steps(random: Random, noise: float, later_ms: int = 0, slow: float = 1) -> I
 def received(
     noise: float = 0.0, at_once: int = 3, tokens_each: int = 500, moved_ms: int = 0, slow: float = 1
 ) -> list[tuple[int, Any]]:
-    """Streams, and what the engine ran, each as it comes to be known; ``moved_ms``: what another ran, whose bursts came later."""
+    """Return streams and the engine's steps in the order in which they become known.
+
+    ``moved_ms``: the steps are those of another engine, whose bursts came that much later.
+    """
     random = Random(1)
     ran = list(steps(random, noise, slow=slow))
     ends = [begin + took for begin, took, _ in ran]
@@ -85,7 +92,10 @@ def in_burst(unix_ns: int) -> bool:
 
 @pytest.mark.parametrize(("noise", "least"), [(0.0, 1.0), (0.01, 0.75)])
 def test_bursts_of_long_prompts_are_named_from_the_first_streams_on(noise: float, least: float) -> None:
-    """Where other stalls have no reason that is told, the first ones may stay unknown; those others are not named."""
+    """Bursts are named from the first streams on.
+
+    Where other stalls have no known reason, the first ones may stay unknown. Those other stalls are not named.
+    """
     rows = explained_stalls(received(noise))
     during = [row for row in rows if in_burst(row.started_unix_ns + row.gap_ns // 2)]
     others = [row for row in rows if row not in during]
@@ -96,27 +106,36 @@ def test_bursts_of_long_prompts_are_named_from_the_first_streams_on(noise: float
 
 
 def test_bursts_are_named_where_half_of_the_steps_take_five_times_as_long() -> None:
-    """And how long so many tokens took in the other half is said. Of the first streams little is known yet."""
+    """The answer also says how long so many tokens took in the other half.
+
+    About the first streams little is known yet.
+    """
     rows = explained_stalls(received(slow=5, tokens_each=300))
     slow = [row for row in rows if row.gap_ns > 3 * PROMPT_MS * MS]
     assert len(slow) >= 15
     assert sum(row.cause == "prefill_coscheduled" for row in slow) >= 0.9 * len(slow)
     assert {row.cause for row in rows} <= {"prefill_coscheduled", "unknown"}
     stall_rows = [row for row in slow if row.evidence[0].endswith(" ms in its quicker steps)")]
-    assert len(stall_rows) >= 0.8 * len(slow)  # the first ones come when nobody knows
+    assert len(stall_rows) >= 0.8 * len(slow)  # the first stalls come before the quicker steps are known
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01])
 def test_the_same_bursts_at_other_times_are_not_named(noise: float) -> None:
-    """In 20 s there is little to learn from. Of these none comes where a burst was: that would be told as its cause, and is not
-    to be told from it."""
+    """20 s of history teach little.
+
+    None of these stalls coincides with a burst. Such a stall would get the burst as its cause, and nothing would show the
+    mistake.
+    """
     rows = [row for moved_ms in range(650, 2450, 90) for row in explained_stalls(received(noise, moved_ms=moved_ms))]
     assert len(rows) >= 600
     assert sum(row.cause != "unknown" for row in rows) <= 0.02 * len(rows)
 
 
 def test_what_stalls_are_compared_with_is_made_once_in_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To make it takes a while, and an engine may have fifty streams a second that stood still."""
+    """The comparison windows are made once in some seconds.
+
+    Making them takes a while, and an engine may have fifty stalled streams a second.
+    """
     made: list[int] = []
 
     def counted(doings: EngineTimeline, at_unix_ns: int) -> Base:

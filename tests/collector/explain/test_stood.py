@@ -1,4 +1,7 @@
-"""One pause of an engine's process is one cause, whatever phases it fell into: in fleets that are known, and in made periods."""
+"""A pause of an engine's process is one cause, whatever phases it falls into.
+
+The tests use fleets whose truth is known, and made periods.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ from handrail_sim.emulator.truth import excess
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """``named``: requests said to be slow since a process stood still, by host; ``truly``: those that the pauses made slow."""
+    """Requests that a pause made slow: named by the collector, and true.
+
+    ``named``: requests said to be slow because of a pause, by host. ``truly``: those that the pauses made slow.
+    """
 
     named: dict[str, list[str]]
     truly: set[str]
@@ -48,7 +54,10 @@ class Judged:
 
 
 def judged(layout: str, fault: str, *, seed: int, moved: bool = False) -> Judged:
-    """1,200 requests; ``moved``: all that the engines did beside them is moved in time."""
+    """Judge 1,200 requests.
+
+    ``moved``: everything the engines did beside the requests is moved in time.
+    """
     chosen = scenarios.load(layout)
     setting = Setting(chosen, (parse(fault, chosen.hosts()),))
     flown, well = fly(setting, 1200, seed), fly(Setting(chosen), 1200, seed)
@@ -81,7 +90,7 @@ def paused(rows: list[RequestRow]) -> np.ndarray[tuple[int, int], np.dtype[np.fl
     ("layout", "host", "phases", "share"),
     [
         pytest.param("split", "d0", {"kv_wait", "first_step"}, 0.8, id="D: loads that wait, steps that last"),
-        # who comes to P after a pause, and waits behind those that it held up, waits in a queue: that is told as such
+        # a request that comes to P after a pause and waits behind the paused ones is reported as waiting in a queue
         pytest.param("split", "p0", {"prefill_queue", "prefill_compute"}, 0.3, id="P"),
         pytest.param("collocated", "e0", {"prefill_queue", "prefill_compute"}, 0.3, id="collocated"),
     ],
@@ -110,7 +119,10 @@ def test_what_pauses_did_not_make_is_not_named_for_them(fault: str, moved: bool)
 
 
 def made(requests: int, phases: tuple[str, ...], *, paused_everywhere: bool = False) -> list[RequestRow]:
-    """1,500 requests; ``requests`` of those of d1 waited 900 ms longer in one of ``phases``, in turn, while its process stood."""
+    """Return 1,500 requests, some slowed by a pause.
+
+    ``requests`` of those at d1 waited 900 ms longer in one of ``phases``, in turn, while its process stood still.
+    """
     dice = random.Random(4)
     rows = [usual(number, dice) for number in range(1500)]
     struck = [number for number, row in enumerate(rows) if row.decode_host == "d1"][100::10][:requests]
@@ -164,7 +176,7 @@ def pause(role: Role, at_ms: float, lasted_ms: float, why: str = "queued") -> Pr
 
 
 def kept(records: Sequence[Item], *doings: ProcessEvent | Iteration) -> tuple[int | None, int | None]:
-    """ms that P and D stood still, of the only request of ``records``."""
+    """Return the pauses kept for the only request of ``records``, in ms at P and D."""
     stitcher, activity = Stitcher(), Activity()
     for offset, each in enumerate(records):
         stitcher.add(each, offset, EPOCH)
@@ -182,7 +194,10 @@ def kept(records: Sequence[Item], *doings: ProcessEvent | Iteration) -> tuple[in
 
 
 def split() -> list[Record]:
-    """P has it from 10 to 110 ms, D from 120 on, with a first token after 200 ms."""
+    """Return a split request.
+
+    P has it from 10 to 110 ms, D from 120 ms on, with a first token after 200 ms.
+    """
     edge = exchange(Role.EDGE, 0, 1000, ttft_ms=330)
     p = exchange(Role.PREFILL, 10, 100, parent=edge, ttft_ms=None)
     return [edge, p, exchange(Role.DECODE, 120, 800, parent=edge, ttft_ms=200)]
@@ -213,7 +228,10 @@ def test_engines_without_a_proxy_are_looked_at_by_their_own_times() -> None:
 
 
 def test_a_pause_without_a_reason_in_a_step_that_computed_is_the_steps() -> None:
-    """A long step may keep the interpreter's lock, and then the watching thread is late."""
+    """A step that computes explains a pause without a reason.
+
+    A long step may keep the interpreter's lock; then the watching thread is late.
+    """
     step = Iteration(
         process=process(Role.PREFILL),
         source=Source.PLUGIN,

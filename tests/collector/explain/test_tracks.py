@@ -1,4 +1,7 @@
-"""Series under a request: what each sample tells of, whose samples they are, and where on the request's time they stand."""
+"""Series under a request.
+
+The tests check what each sample measures, whose it is, and where on the request's time it lies.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ HERE = Offset(same=True, shift_ns=0, bound_ns=0)
 
 
 def tracks(samples: list[DeviceSample], offset: Offset = HERE) -> list[Track]:
-    """Of the only device."""
+    """Return the tracks of the only device."""
     (device,) = place_of("prefill", "p0:8000", "p0", samples, START_UNIX_NS, offset).devices
     return list(device.tracks)
 
@@ -45,7 +48,7 @@ def test_a_gauge_holds_since_the_sample_before_it_and_a_counter_moved_since_then
 
 
 def test_F14_a_dip_of_utilization_stands_where_the_wait_was_to_one_sample() -> None:
-    """D waited for KV from 1.9 to 4.0 s; a GPU is looked at once a second."""
+    """D waited for KV from 1.9 to 4.0 s; the GPU is sampled once a second."""
     device_samples = [
         sample(gpu(), START_UNIX_NS + second * S, gauge(names.GPU_BUSY, share))
         for second, share in enumerate((0.98, 0.97, 0.03, 0.02, 0.98), 1)

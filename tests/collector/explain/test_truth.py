@@ -1,4 +1,4 @@
-"""The referee, on short runs of fixed seeds: what it says of faults, of clocks, and of answers that are wrong."""
+"""The referee on short runs of fixed seeds: faults, clocks and wrong answers."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_failed_and_hung_requests_are_told(referee: Referee) -> None:
 
 def test_every_fault_and_trace_has_a_case() -> None:
     played = {text.partition(":")[0] for case in CASES for text in (case.fault, *case.clocks)}
-    of_gaps = {"gpu_throttled", "host_pause", "client_slow"}  # bench/stalls judges them
-    of_processes = {"engine_hung"}  # make test-oncall does: its requests are not slow, they are open
+    of_gaps = {"gpu_throttled", "host_pause", "client_slow"}  # tests/bench/stalls judges these
+    of_processes = {"engine_hung"}  # make test-oncall judges this one: its requests are not slow, they are open
     assert set(FAULTS) - of_gaps - of_processes <= played
     assert of_gaps <= {fault.name for scene in SCENES for fault in scene.setting.faults}
     assert {case.trace for case in CASES if not case.fault} >= {"AzureLLMInferenceTrace_conv", "mooncake_conversation"}
@@ -103,7 +103,7 @@ def played(referee: Referee) -> list[Known]:
 
 
 def swapped(row: RequestRow) -> RequestRow:
-    """It says that compute was first step, and first step compute."""
+    """Return an answer that swaps compute and first step."""
     other = {"prefill_compute": "first_step", "first_step": "prefill_compute"}
     return replace(row, phases=tuple(replace(p, phase=other.get(p.phase, p.phase)) for p in row.phases))
 

@@ -1,4 +1,4 @@
-"""One request against those around it."""
+"""One request against the requests around it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The journal: acknowledged means on disk, full means refused, and one follower sees every entry once and in order."""
+"""The journal: acknowledged entries are on disk, and a full journal refuses.
+
+One follower sees every entry once and in order.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def open_journal(files: CrashFiles, **options: int) -> Journal:
 
 
 async def entries(journal: Journal, count: int, from_offset: int = 0) -> list[Entry]:
-    """The first ``count`` entries from an offset on."""
+    """Return the first ``count`` entries from an offset on."""
     found: list[Entry] = []
     async for entry in journal.follow(from_offset):
         found.append(entry)
@@ -301,7 +304,7 @@ async def test_on_a_real_disk_a_restart_goes_on(tmp_path: Path) -> None:
 
 
 class Gate(CrashFiles):
-    """A disk whose first sync takes until it is let through."""
+    """A disk whose first sync blocks until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -368,7 +371,10 @@ async def test_times_of_receipt_are_bounded(tmp_path: Path, monkeypatch: pytest.
 
 
 class FewDescriptors(CrashFiles):
-    """Files of which none can be opened for reading while ``short`` is above 0; each attempt takes 1 off."""
+    """A file system that runs out of descriptors for reading.
+
+    No file can be opened for reading while ``short`` is above 0; each attempt takes 1 off.
+    """
 
     def __init__(self, short: int, code: int) -> None:
         super().__init__()
@@ -410,7 +416,7 @@ async def test_follower_ends_with_another_fault_of_the_files() -> None:
 
 
 RULES = {errno.ENOSPC: "full", errno.EMFILE: "unavailable", errno.ENFILE: "unavailable"}
-"""What the journal answers where that is not the end of it."""
+"""The journal's answer to each errno, where the failure is not fatal."""
 
 
 @pytest.mark.parametrize("code", KINDS, ids=NAMES)
@@ -447,8 +453,8 @@ async def test_a_segment_that_cannot_be_removed_is_tried_again_and_said_once(cod
     files.failing = {"unlink": code}
     for offset in (400, 500, 600):
         journal.release(offset)
-    await journal.consume(Signal.TRACES, b"x")  # behind them in the writing thread
-    failed = code != errno.ENOENT  # what is gone need not be removed
+    await journal.consume(Signal.TRACES, b"x")  # queued behind them in the writing thread
+    failed = code != errno.ENOENT  # a file that is gone need not be removed
     assert journal.stats.release_failures == (3 if failed else 0)
     assert len(caplog.records) == (1 if failed else 0)
     files.failing = {}

@@ -1,4 +1,4 @@
-"""Which counters moved with the fetches, among everything else that a host sends."""
+"""Which counters moved with the fetches, among all that a host reports."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_among_steady_traffic_ten_times_as_large_the_fetches_are_found() -> None
 
 
 def test_fetches_far_shorter_than_a_sample_are_found_over_many_windows() -> None:
-    """3.3 GB in 66 ms: at 2 Hz no rate of it can be read, what it adds up to can."""
+    """A fetch of 3.3 GB in 66 ms is too short for a rate at 2 Hz; its sum is not."""
     fetched = run(took_s=0.066, size=3_276_800_000)
     found = one(fetched, Host(host="d0", device=RDMA, received=by(fetched, times=1.01)))
     assert (found.medium, found.verdict) == (Medium.RDMA, MediumVerdict.CARRIED)
@@ -116,7 +116,7 @@ def test_where_clocks_may_be_off_what_fits_within_that_is_found(ahead_s: float) 
 
 
 def test_while_nobody_looked_nothing_is_counted() -> None:
-    """A sidecar that was away for half a minute: what moved meanwhile is in no window."""
+    """The sidecar was away for half a minute; traffic in that time is in no window."""
     fetched = run()
     host = Host(host="d0", received=by(fetched))
     seen = [s for s in host.samples(UNTIL_S) if not 40 * S <= s.at_unix_ns - BEGAN <= 70 * S]
@@ -178,7 +178,10 @@ def test_where_there_is_no_adapter_the_virtual_interface_counts() -> None:
 
 
 def test_B18_peak_beside_mean() -> None:
-    """400 MB/s for 70 s of decode, bursts of 4.5 GB/s in prefill: a mean over both describes neither."""
+    """The peak is shown beside the mean.
+
+    Decode carries 400 MB/s for 70 s, prefill has bursts of 4.5 GB/s. A mean over both describes neither.
+    """
 
     def moved(at: float) -> float:
         bursts = sum(min(max(at - begin, 0.0), 1.0) for begin in (72.0, 80.0, 95.0))
@@ -224,7 +227,10 @@ def busy_with_other_things(seed: int) -> Moved:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_coincidence_is_hardly_ever_taken_for_the_carrier(seed: int) -> None:
-    """Bursts of other traffic as large as the fetches: over 40 runs none is believed to have carried them."""
+    """Bursts of other traffic are as large as the fetches.
+
+    In 40 runs none is taken for the carrier.
+    """
     other = Host(host="d0", received=busy_with_other_things(seed))
     assert one(run(seed), other).verdict is not MediumVerdict.CARRIED
     assert one(run(seed), other, doubt_ns=S).verdict is not MediumVerdict.CARRIED

@@ -1,4 +1,7 @@
-"""The emulated pairs of the two articles, from what their hosts, engines and UCX say to what is said of their links."""
+"""The articles' emulated pairs, from their evidence to link findings.
+
+The evidence comes from hosts, engines and UCX.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ SEED = 11
 
 @dataclass(frozen=True)
 class Emulated:
-    """A run: what truly happened, and what was said of its links."""
+    """A run: what truly happened, and the findings about its links."""
 
     flights: list[Flight]
     lines: list[LinkLine]
@@ -65,7 +68,7 @@ def kinds(line: LinkLine) -> set[LinkFindingKind]:
 
 
 def busy_s(flights: list[Flight]) -> float:
-    """True time in which something was on the wire."""
+    """Return the true time during which bytes were on the wire, in s."""
     intervals = sorted((f.contact_ns, f.loaded_ns) for f in flights if f.contact_ns is not None and f.loaded_ns is not None)
     covered, until = 0, 0
     for begin, end in intervals:
@@ -102,7 +105,10 @@ def test_H100_over_RDMA_nothing_is_wrong_and_it_runs_at_its_line_rate() -> None:
 
 
 def test_a_path_that_falls_back_to_TCP_is_told_from_one_that_does_not() -> None:
-    """One of four links loses its peer-to-peer path: P's RDMA port is up, and eth0 moves instead."""
+    """One of four links loses its peer-to-peer path.
+
+    P's RDMA port is up, and the bytes move on eth0 instead.
+    """
     run = emulated("split", 1500, "no_p2p:p0>d1:0.36e9")
     by_link = {line.figures.link.hosts: line for line in run.lines}
     slow = by_link["p0>d1"]

@@ -1,4 +1,7 @@
-"""How fast a link moved KV: over the union of its transfers, within what a poll leaves open."""
+"""A link's rate: bytes over the union of its transfers.
+
+The bound is what the poll interval leaves open.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ def test_one_transfer() -> None:
 
 
 def test_transfers_that_overlap_share_their_time() -> None:
-    """Two that run side by side for two seconds: the link moved 470 MB a second, each of them half of it."""
+    """Two transfers run side by side for two seconds.
+
+    The link moved 470 MB a second, and each transfer half of it.
+    """
     found = figures([hand_off(0.0, 2.0), hand_off(0.0, 2.0)])
     assert found.rate == pytest.approx(470e6)
     assert found.transfer is not None
@@ -38,7 +44,10 @@ def test_time_between_transfers_is_not_theirs() -> None:
 
 
 def test_what_a_poll_leaves_open_is_said() -> None:
-    """Seen done after 100 ms by a poll 60 ms earlier: between 40 and 100 ms it ended."""
+    """The poll that sees the end comes at 100 ms, 60 ms after the one before.
+
+    So the transfer ended between 40 and 100 ms.
+    """
     found = figures([hand_off(0.0, 0.1, 100_000_000, bound_s=0.06)])
     assert found.rate_low == pytest.approx(1e9)
     assert found.rate_high == pytest.approx(2.5e9)
@@ -52,7 +61,10 @@ def test_a_poll_as_long_as_the_transfer_gives_no_upper_bound() -> None:
 
 
 def test_B19_the_wire_rate_and_the_effective_rate_are_two_figures() -> None:
-    """Four chunks of one hand-off: 40 GB/s while they move, 3.08 GB/s from the first to the last; no figure of 160 or 0.2."""
+    """The wire rate and the effective rate differ for four chunks of one hand-off.
+
+    They move at 40 GB/s each, and at 3.08 GB/s from the first to the last. No figure is 160 or 0.2.
+    """
     case = json.loads((REPLAY / "join/B19_chunked_transfer.json").read_text())
     pieces = tuple(Piece(BEGAN + round(c["start_s"] * S), BEGAN + round(c["end_s"] * S), c["bytes"]) for c in case["chunks"])
     request = round((case["request_completion_s"] - case["queue_entry_s"]) * S)

@@ -1,4 +1,7 @@
-"""Links between GPUs of one host: NVLink and PCIe, told by NVML's counters, and what these cannot tell."""
+"""Links between GPUs of one host, from NVML's counters: NVLink and PCIe.
+
+The tests also cover what these counters cannot show.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def run(took_s: float = 0.02, size: int = 470_000_000) -> list[HandOff]:
 
 
 def gpu(index: int, *, nvlink: tuple[Moved, Moved] | None = None, pcie: tuple[Moved, Moved] | None = None) -> list[DeviceSample]:
-    """``nvlink``, ``pcie``: what it sent and received."""
+    """Return one GPU's counters; ``nvlink`` and ``pcie``: bytes sent and received."""
     found = []
     for step in range(round(UNTIL_S / 0.5) + 1):
         at_s = step * 0.5
@@ -83,7 +86,7 @@ def line(fetched: Sequence[HandOff], read: Sequence[DeviceCounts], *lanes: str) 
 def test_over_NVLink_with_the_line_rate_of_the_GPU() -> None:
     fetched = run()
     moved = by(fetched)
-    hum = by((), background=3e9)  # what the ranks of one engine say to each other
+    hum = by((), background=3e9)  # traffic among the ranks of one engine
     found = line(
         fetched, seen(gpu(0, nvlink=(moved, hum), pcie=(nothing, nothing)), gpu(1, nvlink=(hum, moved), pcie=(nothing, nothing)))
     )

@@ -1,4 +1,7 @@
-"""Case B15: of a handover of 197 ms the wire is 29; the rest is dispatch, wait and what comes after the load."""
+"""Case B15: the wire takes 29 of a handover's 197 ms.
+
+The rest is dispatch, wait, and the work after the load.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def test_B15_the_parts_of_a_handover_and_no_network_of_168_ms() -> None:
     assert round(took["kv_transfer"]) == EXPECTED["wire_ms"]
     assert round(sum(took[name] for name in after)) == EXPECTED["after_load_ms"]
     assert sum(EXPECTED.values()) == first - ended
-    # the link is told by the wire alone
+    # the link's rate rests on the wire time alone
     found = figures(hand_offs(fetches))
     assert found.busy_ns == EXPECTED["wire_ms"] * MS
     assert found.whole is not None

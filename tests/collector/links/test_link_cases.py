@@ -1,4 +1,4 @@
-"""Reported cases about wires, from the evidence to what is said."""
+"""Reported cases about links, from the evidence to the finding."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAY_2025 = round(datetime(2025, 5, 18, 12, tzinfo=timezone.utc).timestamp()) * S
 
 
 def facts(name: str, instance: str = "d0:8000") -> list[LogFact]:
-    """What the log file says, as the log tap folds it."""
+    """Return the facts of a log file, as the log source makes them."""
     folder = Folder(replace(process(Role.DECODE), instance=instance, host="d0", host_name="d0"), Source.LOG)
     for text in (REPLAY / "logs" / name).read_text().splitlines():
         head = read_head(text, MAY_2025, timezone.utc)
@@ -92,7 +92,7 @@ def test_B05_time_that_goes_into_submission_is_not_the_wire() -> None:
     assert "112,000 descriptors" in finding.seen
     assert "block-size" in finding.advice
     assert LinkFindingKind.SLOW_PATH not in kinds(found)
-    # 5722 MB/s of one rank is compared with nothing: it is no rate of the link
+    # 5722 MB/s of one rank is compared with nothing: it is not the link's rate
     assert "5.7" not in texts(found)
     assert "5.9" not in texts(found)
 
@@ -109,7 +109,10 @@ def test_B08_cold_start_and_time_limit_are_told_apart_from_the_link() -> None:
 
 @pytest.mark.parametrize(("connector", "took_s", "slow"), [("NixlConnector", 0.94, True), ("NixlPushConnector", 0.0096, False)])
 def test_B10_pull_and_push_on_one_host(connector: str, took_s: float, slow: bool) -> None:
-    """Flagged without any history: half a gigabyte a second is no path between two GPUs of one host."""
+    """The finding needs no history.
+
+    Half a gigabyte a second is no path between two GPUs of one host.
+    """
     mode = "push" if "Push" in connector else "pull"
     run_of = [hand_off(4.0 * n, took_s, link=ONE_HOST, connector=connector, mode=mode) for n in range(20)]
     found = line(run_of)
@@ -120,7 +123,7 @@ def test_B10_pull_and_push_on_one_host(connector: str, took_s: float, slow: bool
 
 
 def test_B19_a_rate_above_the_line_is_refused() -> None:
-    """All bytes over the time of the last chunk: 160 GB/s on a NIC of 50."""
+    """160 GB/s on a NIC of 50: all bytes over the time of the last chunk."""
     wrong = run(took_s=0.025, size=4_000_000_000)
     carriers = [
         Host(host="d0", device=RDMA, received=by(wrong)),
@@ -152,7 +155,10 @@ def test_B22_a_queue_at_bootstrap_is_not_a_slow_wire() -> None:
 
 
 def test_B18_the_peak_is_beside_the_mean() -> None:
-    """Of a device the page and the answer show both; see test_carried and test_watch for how each is made."""
+    """The page and the answer show both figures of a device.
+
+    test_carried and test_watch check how each is made.
+    """
     fetched = run(took_s=0.1)
     found = line(fetched, devices([Host(host="d0", received=by(fetched))], UNTIL_S, every_s=0.1))
     (device,) = found.devices
@@ -247,7 +253,10 @@ def test_counters_are_believed_before_the_log_and_the_contradiction_is_told() ->
 
 
 def test_one_end_that_says_not_me_is_believed() -> None:
-    """P's interface sent it, D's did not receive it: then it went another way, or another's bytes were taken for it."""
+    """A device that did not carry the bytes is not blamed.
+
+    P's interface sent them and D's did not receive them. So they took another way, or they are another program's.
+    """
     fetched = run()
     hosts = [Host(host="p0", sent=by(fetched)), Host(host="d0")]
     assert line(fetched, devices(hosts, UNTIL_S)).transport.transport is Transport.UNKNOWN
@@ -263,7 +272,7 @@ def test_errors_of_the_ports_that_carried_it() -> None:
 
 
 def test_links_of_one_host_share_its_devices() -> None:
-    """Two P behind one D: D's port received the sum of both links."""
+    """Two P feed one D; D's port received the sum of both links."""
     one, two = run(), [replace(h, link=EngineLink("p1:8000", "d0:8000", "p1", "d0")) for h in run(every_s=4.1)]
     both = [*one, *two]
     hosts = [

@@ -1,4 +1,7 @@
-"""docs/links.md names every finding, every counter of the table and every word of a transport."""
+"""docs/links.md against the code.
+
+It names every finding, every counter of the table and every transport.
+"""
 
 from __future__ import annotations
 

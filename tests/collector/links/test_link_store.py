@@ -1,4 +1,7 @@
-"""From sidecars' bytes to what is said of a link: hand-offs and log lines through the pipeline and the store."""
+"""From sidecars' bytes to findings on a link, through pipeline and store.
+
+The input is hand-offs and log lines.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,10 @@ async def test_a_line_that_is_told_again_is_one_row(tmp_path: Path) -> None:
 
 
 async def test_what_was_pushed_moved_by_the_clock_of_P(tmp_path: Path) -> None:
-    """Posted 7 ms after P had published at 105 ms, 22 ms before D knew of the load."""
+    """Bytes are posted 7 ms after P published at 105 ms.
+
+    That is 22 ms before D knew of the load.
+    """
     await link_report(tmp_path, "push")
     with_reader = reader(tmp_path)
     ((row,), _) = with_reader.recent_fetches(0, 1 << 62, 10)
@@ -125,7 +131,10 @@ def test_of_a_requests_hand_offs_those_of_its_last_version_count(tmp_path: Path,
 
 
 async def test_what_a_sidecar_reads_of_a_port_is_asked_back_from_the_store(tmp_path: Path) -> None:
-    """Sampler, batches, journal, pipeline, store: bytes arrive exact, and a counter that began again is told."""
+    """Port samples pass sampler, batches, journal, pipeline and store.
+
+    Bytes arrive exactly, and a counter that began again is reported.
+    """
     sysfs = FakeSysfs(tmp_path / "sys")
     sysfs.add_port(sent=4 * 2**40, received=8)
     of_sidecar = process(Role.DECODE)

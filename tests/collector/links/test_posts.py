@@ -1,4 +1,4 @@
-"""How much of a transfer's time is its submission, by an engine's metrics."""
+"""The share of a transfer's time that is its submission, by an engine's metrics."""
 
 from __future__ import annotations
 

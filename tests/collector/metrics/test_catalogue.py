@@ -1,4 +1,7 @@
-"""Every metric of the collector as data, and its part of docs/metrics.md; ``pytest --update`` rewrites the list."""
+"""The catalogue of the collector's metrics, and its part of docs/metrics.md.
+
+``pytest --update`` rewrites the list in the page.
+"""
 
 from __future__ import annotations
 

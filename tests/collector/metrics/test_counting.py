@@ -1,4 +1,7 @@
-"""What the collector counts of requests: each once, whatever versions its row has and whatever lives the collector has."""
+"""The collector's counts of requests.
+
+Each request counts once, however many versions its row has and however often the collector restarts.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,10 @@ async def test_a_request_counts_when_it_is_first_decided_and_is_joined_when_all_
 
 @pytest.mark.parametrize("restart", [False, True])
 async def test_phases_that_are_only_known_late_count_then(tmp_path: Path, restart: bool) -> None:
-    """A row of D's engine alone has no first token that anybody saw; its edge, whose span was long on the way, has."""
+    """Phases that become known late count at that time.
+
+    A row of D's engine alone has no first token that anybody saw. The edge's span, which was long on the way, has it.
+    """
     clock = Clock()
     made = split_request("req-a", "t1")
     edge, d = of_model([r for name in ("edge", "d") if isinstance(r := made[name], Exchange)])
@@ -152,7 +158,10 @@ async def test_a_finding_counts_once_a_request_over_versions_and_restarts(tmp_pa
 
 
 async def test_a_stall_is_not_counted_again_by_a_version_of_another_life(tmp_path: Path) -> None:
-    """What a row's stalls were is not asked of the store: none of a request that it has counts again."""
+    """A request that has counted adds no further stalls.
+
+    The counter does not ask the store which stalls an earlier version had.
+    """
     clock = Clock()
     edge, p, d = stalled()
     async with running(tmp_path, clock) as (journal, pipeline):
@@ -204,7 +213,7 @@ def finished(at_unix_ns: int, number: float, seq: int = 1, role: Role = Role.DEC
 
 
 def now_ish(rid: str, trace: str, at_unix_ns: int) -> list[Exchange]:
-    """A request that ends a second after ``at_unix_ns``."""
+    """Return a request that ends a second after ``at_unix_ns``."""
     shift = at_unix_ns - EPOCH
     made = split_request(rid, trace)
     return [replace(r, arrival_unix_ns=r.arrival_unix_ns + shift) for r in made.values() if isinstance(r, Exchange)]
@@ -218,7 +227,7 @@ async def test_coverage_is_over_what_edges_counted_and_not_over_rows(tmp_path: P
         await taken(pipeline, journal)
         assert pipeline.counting.coverage.ratio(clock.now) is None
         clock.now += 10 * SECOND
-        await journal.consume(Signal.METRICS, counts(clock.now, 4, failed=7, seq=2))  # three of them never came
+        await journal.consume(Signal.METRICS, counts(clock.now, 4, failed=7, seq=2))  # three of them never reached the collector
         await decide(pipeline, journal, clock, 30)
         assert pipeline.counting.coverage.ratio(clock.now) == 1 / 4
         assert pipeline.observed.by_word(CounterKey.COUNTED) == {"edge": 4}

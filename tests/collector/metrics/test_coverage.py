@@ -1,4 +1,7 @@
-"""Coverage: joined over what somebody else counted, and nothing where nobody did."""
+"""Coverage: joined requests over those that another process counted.
+
+It is absent where nobody counted.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from handrail_collector.metrics.coverage import MEMORY_NS, MOST_PROCESSES, SECON
 SETTLE = 20 * SECOND
 T0 = 1_700_000_000 * SECOND
 SKEW = -3600 * SECOND
-"""The observed process's clock is an hour behind: only its own times are compared."""
+"""The observed process's clock is an hour behind; only its own times are compared."""
 
 
 def read(

@@ -1,4 +1,7 @@
-"""Durations by bucket are exact sums whatever publishes they come in, and mean the same after a restart."""
+"""Durations by bucket are exact sums, in whatever publishes they come.
+
+They mean the same after a restart.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,11 @@ def test_a_failed_publish_loses_no_duration_and_a_good_one_counts_once() -> None
 
 
 def test_counts_by_model_are_said_as_what_is_added_and_those_of_earlier_releases_still_count() -> None:
-    """Of 32 models all totals would be some 30 kB in each line of the manifest, every five seconds."""
+    """Counts by model are stored as differences.
+
+    All totals of 32 models would take some 30 kB in each line of the manifest, every five seconds.
+    The counts of earlier releases still count.
+    """
     seen = DurableCounters({"stalls.kv_landing": 4, "rows": 7}, {"stalls.kv_landing.m": (0, 2), "joined.ok.a.b": (0, 5)})
     seen.add(CounterKey.STALLS, 3, "kv_landing.m")
     seen.add(CounterKey.JOINED, word="ok.c")

@@ -1,4 +1,7 @@
-"""Every kind of finding that the code can say is in the list that is counted from 0 on."""
+"""The list of finding kinds that are counted from 0 on.
+
+It holds every kind that the code can produce.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ CALLS = {"_find", "finding_row", "append", "extend", "Breakdown"}
 
 
 def metric_values(source: str) -> Iterator[str]:
-    """What begins a text that is yielded, found or appended as ``kind: detail``, or is a kind alone where one is asked for."""
+    """Yield the kinds that a module's code produces.
+
+    A kind begins a text ``kind: detail`` that is yielded, found or appended, or is a text of its own where a kind is expected.
+    """
     for node in ast.walk(ast.parse(source)):
         given: list[ast.expr] = []
         alone = False

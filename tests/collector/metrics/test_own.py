@@ -1,4 +1,4 @@
-"""What the collector says of its own work: who is heard, how far it is, what waits."""
+"""The collector's metrics about itself: who reports, its progress, its backlog."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from harness.pipelines import Clock, device_batch, proxies, running, send, taken
 
 @contextmanager
 def telling(root: Path, journal: Any, pipeline: Any, clock: Clock) -> Iterator[Any]:
-    """Values of a row by its name, and the status."""
+    """Yield a function from a row's name to its value, and the collector's parts."""
     receiver = OtlpServer(journal, grpc=None, http=("127.0.0.1", 0), loopback_only=True)
     parts = Running(
         journal, pipeline, receiver, (), Upkeep(pipeline._publisher, UpkeepSettings()), 0, collector_gates(CollectorConfig())
@@ -52,7 +52,10 @@ def scraped(at_unix_ns: int, seq: int) -> bytes:
 
 
 async def test_sources_of_samples_are_heard_as_those_of_requests_are(tmp_path: Path) -> None:
-    """They were missing in ``reporting``, so a sidecar whose GPUs fell silent looked like one without GPUs."""
+    """Sources of samples count in ``reporting`` like sources of requests.
+
+    Without them, a sidecar whose GPUs fell silent looked like one without GPUs.
+    """
     clock = Clock()
     both = [*flattened(list(busy_host(1, gpus=1))), sample(port(), START_UNIX_NS, counter("bytes", 3))]
     for life in range(2):
@@ -82,7 +85,7 @@ async def test_sources_of_samples_are_heard_as_those_of_requests_are(tmp_path: P
 
 
 async def test_samples_do_not_change_what_is_said_of_requests(tmp_path: Path) -> None:
-    """A prefill's page that is read says nothing of whether this request went there."""
+    """Reading a prefill engine's page does not show that this request went there."""
     clock = Clock()
     async with running(tmp_path, clock) as (journal, pipeline):
         await journal.consume(Signal.METRICS, scraped(clock.now, 1))

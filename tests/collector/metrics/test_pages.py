@@ -1,4 +1,7 @@
-"""The collector's page as Prometheus reads it: what is there from the start, what is absent until it is known."""
+"""The collector's metrics page as Prometheus reads it.
+
+Some series exist from the start; others are absent until their value is known.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ async def test_a_known_model_has_every_outcome_and_cause_from_zero(tmp_path: Pat
         seen = pipeline.observed
         pipeline.counting.models.serve("org/model-1.5")
         seen.add(CounterKey.JOINED, 3, "ok.org/model-1.5")
-        seen.add(CounterKey.STALLS, 2, "kv_landing")  # as by an earlier release, which knew no models
+        seen.add(CounterKey.STALLS, 2, "kv_landing")  # as an earlier release stored it, which knew no models
         for ns in (1 * MS, 66 * MS, 200_000 * MS):
             seen.time(Timed.PHASES, ("kv_transfer", "org/model-1.5"), ns, f"{ns:032x}", clock.now)
         assert "handrail_phase_seconds" in page(pipeline, tmp_path, clock, accept)

@@ -1,4 +1,4 @@
-"""The slow ones are one in a hundred, by those just before them."""
+"""The slow requests are one in a hundred, by those just before them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Links that are slow now, as a gauge: the links' own findings, bounded, and gone where nothing is known."""
+"""The gauge of links that are slow now.
+
+It shows the links' own findings, is bounded, and is absent where nothing is known.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from handrail_collector.store.schema import Table
 
 
 def crawling(number: int, pair: int = 0) -> FetchRow:
-    """100 MB in a second, between two hosts."""
+    """Return a hand-off of 100 MB in a second, between two hosts."""
     ends = {
         "keeper_instance": f"p{pair}:8000",
         "keeper_host": f"p{pair}",

@@ -1,4 +1,7 @@
-"""The forward sink: a bounded queue, drops counted by cause, the sampled flag, a flush with a deadline."""
+"""The forward sink: a bounded queue and drops counted by cause.
+
+The sampled flag is respected, and the flush has a deadline.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +157,7 @@ async def test_sampling_can_be_off() -> None:
 
 
 class Breaking:
-    """A client that refuses one batch for now and the next for good."""
+    """A client that refuses one batch as retryable and the next for good."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []

@@ -1,4 +1,4 @@
-"""What engines did lately: kept once, in order, bounded; and found by time."""
+"""The recent activity of engines: kept once, in order, bounded, and found by time."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def taken(*records: Iteration | KvFetch | ProcessEvent | DeviceRun) -> EngineTim
     activity = Activity()
     for record in records:
         activity.take(record)
-        activity.take(record)  # told twice
+        activity.take(record)  # reported twice
     found = activity.of("d0:8000")
     assert found is not None
     return found
@@ -115,7 +115,7 @@ def test_each_thing_is_kept_once_and_as_what_it_is() -> None:
         iteration(0, 100 * MS, full=True, prefill_tokens=500, resumed_tokens=20, kv_landing_steps=1, usual_ns=10 * MS),
         iteration(0, 1000 * MS, full=False, decode_tokens=90, prefill_tokens=520),
         fetch(5 * MS, posted_ns=MS, done_ns=8 * MS, noticed_ns=9 * MS),
-        fetch(50 * MS, posted_ns=MS),  # under way
+        fetch(50 * MS, posted_ns=MS),  # still on its way
         pause(),
         sample(0, 2e9),
     )
@@ -129,7 +129,7 @@ def test_each_thing_is_kept_once_and_as_what_it_is() -> None:
     assert (paused_pause.begin_unix_ns - START, paused_pause.end_unix_ns - START) == (
         75 * MS,
         180 * MS,
-    )  # half of its bound before
+    )  # half of the bound lies before it
     assert (paused_pause.process, paused_pause.why) == ("core 7", "throttled")
     assert len(doings.gpus["GPU-1"].readings) == 1
     assert doings.newest_unix_ns == START + 1000 * MS

@@ -1,4 +1,7 @@
-"""Evidence of 1970 or 2099 is decided by when it came: held no longer than any other, and little is learned from it."""
+"""Evidence stamped 1970 or 2099 is decided by its arrival time.
+
+It is held no longer than other evidence, and clock bounds learn little from it.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ BEGINS: Final = ("arrival_unix_ns", "queued_unix_ns", "known_unix_ns", "publishe
 
 
 def at_time(record: Any, at_unix_ns: int) -> Any:
-    """``record`` as if it had begun then, on its host's clock."""
+    """Return ``record`` as if it had begun then, by its host's clock."""
     begins: dict[str, int | None] = {
         name: at_unix_ns for name in BEGINS if hasattr(record, name) and getattr(record, name) is not None
     }
@@ -98,7 +101,7 @@ async def test_a_collector_publishes_what_is_of_another_age_and_counts_it(tmp_pa
     clock = Clock()
     edge = exchanges("req-a")[0]
     if at == AGES["most"]:
-        at = AGES["2099"]  # what no column takes is another test's
+        at = AGES["2099"]  # another test covers values that no column takes
     async with running(tmp_path, clock) as (journal, pipeline):
         await journal.consume(Signal.TRACES, batch([at_time(edge, at)], 1))
         await journal.consume(Signal.TRACES, plugin_batch([at_time(fetch(0, trace="t3"), at)], 1))
@@ -156,7 +159,10 @@ async def test_what_an_engine_is_said_to_do_in_2099_is_not_learned(tmp_path: Pat
 
 
 def test_clocks_are_not_set_by_what_lies_ahead() -> None:
-    """One message of 2099 would make all that was known of two hosts' clocks 73 years old."""
+    """A message of 2099 does not set the clock bounds.
+
+    It would make all knowledge of the two hosts' clocks 73 years old.
+    """
     stitcher = Stitcher()
     known = []
     for number, moved_ns in enumerate((0, AGES["2099"] - EPOCH)):

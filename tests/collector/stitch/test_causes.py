@@ -1,4 +1,7 @@
-"""What counts as a cause on another host: stamps on the right side of a message, and nothing that may not have been one."""
+"""Which stamps count as cause and effect across hosts.
+
+They are on the right side of a message, and nothing else counts.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from handrail_collector.stitch.stitcher import SECOND, Stitcher
 
 
 def stitched(*records: Item) -> HostClocks:
-    """What one request taught; all clocks are one."""
+    """Return what one request taught about the clocks; all clocks are one."""
     stitcher = Stitcher()
     for offset, record in enumerate(records):
         stitcher.add(record, offset, EPOCH + 2 * SECOND)
@@ -29,7 +32,7 @@ def stitched(*records: Item) -> HostClocks:
 
 
 def learned(*records: Item, how: JoinKind = JoinKind.CONNECTOR) -> HostClocks:
-    """As ``stitched``, without what calls taught."""
+    """Return what ``stitched`` returns, without the bounds from calls."""
     known = HostClocks()
     known.learn_request(group(*records, how=how))
     return known
@@ -43,7 +46,10 @@ def group(*records: Item, how: JoinKind = JoinKind.CONNECTOR) -> RequestGroup:
 
 
 def ms(interval: OffsetInterval | None) -> list[float | None]:
-    """Its bounds; both are let out by what clocks may drift in the second that these requests take."""
+    """Return a pair's bounds in ms.
+
+    The drift allowance widens both, for the second that these requests take.
+    """
     assert interval is not None
     return [None if bound is None else bound / MS for bound in (interval.low_ns, interval.high_ns)]
 
@@ -86,7 +92,10 @@ def test_a_middleware_that_saw_no_content_says_nothing_of_the_answer() -> None:
     ids=["proxy", "engine", "plugin", "plugin-open"],
 )
 def test_the_loser_of_a_race_ends_when_it_likes(loser: Item) -> None:
-    """The router asked two and left one when the other had answered: that one's end is after the edge's, on one clock."""
+    """The slower of two raced legs bounds nothing.
+
+    The router called two engines and left one when the other had answered. The loser ends after the edge, on one clock.
+    """
     known = stitched(EDGE, exchange(Role.DECODE, 130, 860, parent=EDGE, host="h-d", ttft_ms=160), loser)
     assert ms(known.between("h1", "h-l", EPOCH)) == about(None, 135)
     assert holds_zero(known)
@@ -118,7 +127,7 @@ def test_what_only_an_id_joined_proves_nothing() -> None:
 
 @pytest.mark.parametrize("key", [{"transfer_id": "t"}, {"bootstrap_room": "7"}], ids=["mooncake", "sglang"])
 def test_a_key_that_was_agreed_on_before_says_nothing_of_ps_answer(key: dict[str, str]) -> None:
-    """P and D were called at once: D was asked while P still computed."""
+    """P and D were called at once; D was called while P still computed."""
     kv_params = KvParams(do_remote_prefill=True, **key)  # type: ignore[arg-type]
     p = exchange(Role.PREFILL, 10, 500, host="h-p", kv_out=kv_params)
     assert learned(p, exchange(Role.DECODE, 11, 880, host="h-d", ttft_ms=160, kv_in=kv_params)).intervals() == {}
@@ -146,7 +155,10 @@ def test_d_had_read_before_p_heard_of_it(readers: int, bound_ms: int, least: flo
 
 
 def test_one_request_bounds_the_edge_and_each_engine_from_both_sides() -> None:
-    """Its messages took 10, 1 and 9 ms; what P and D took in between is theirs, but for what clocks may drift over it."""
+    """The messages took 10, 1 and 9 ms.
+
+    The time in between is P's and D's own, except for the drift of their clocks over it.
+    """
     known = stitched(EDGE, altered(P, ids=ids(parent=EDGE)), altered(D, ids=ids(parent=EDGE), ttft_token_ns=180 * MS))
     assert ms(known.between("h1", "h-d", EPOCH + 200 * MS)) == about(-9, 11)
     assert ms(known.between("h1", "h-p", EPOCH + 200 * MS)) == about(-10, 10)
@@ -156,7 +168,11 @@ def test_one_request_bounds_the_edge_and_each_engine_from_both_sides() -> None:
 
 
 def test_a_routers_calls_are_related_to_those_that_they_reached() -> None:
-    """It takes the request at 2 ms, calls P at 6 and D at 111; P is reached at 10 and answers at 110, D at 118 until 990."""
+    """A router's calls bound the clocks of the engines that they reach.
+
+    The router takes the request at 2 ms, calls P at 6 ms and D at 111 ms.
+    P is reached at 10 ms and answers at 110 ms. D is reached at 118 ms and answers until 990 ms.
+    """
     here: dict[str, Any] = {"process": process(Role.ROUTER, host="h-r")}
     server = span(2, 990, parent=EDGE, **here)
     to_p, to_d = (span(at, 0, parent=server, kind="client", end_unix_ns=None, **here) for at in (6, 111))
@@ -166,7 +182,7 @@ def test_a_routers_calls_are_related_to_those_that_they_reached() -> None:
     known = learned(server, to_p, to_d, p, d)
     assert ms(known.between("h-r", "h-p", EPOCH + 50 * MS)) == about(-1, 4)
     assert ms(known.between("h-r", "h-d", EPOCH + 500 * MS)) == about(-2, 7)
-    untold = learned(server, to_p, p)  # without what D was asked for, P's answer is no part of a call
+    untold = learned(server, to_p, p)  # without the key that D was called with, P's answer is not part of a call
     assert ms(untold.between("h-r", "h-p", EPOCH + 6 * MS)) == about(None, 4)
 
 
@@ -174,7 +190,10 @@ def test_a_routers_calls_are_related_to_those_that_they_reached() -> None:
 
 
 def taken_back() -> tuple[Item, Item]:
-    """D keeps the KV of an answer at 1000 ms; P knows of it at 5000, has read at 5070, and D hears at 5072."""
+    """Return the records of a KV that D keeps and P reads.
+
+    D keeps the KV of an answer at 1000 ms. P knows of it at 5000 ms and has read it at 5070 ms. D is notified at 5072 ms.
+    """
     back: dict[str, Any] = {"direction": Direction.D_TO_P, "host": "h-p"}
     kept = altered(publish(1000, rid="cmpl-req-a-0-0000dddd", read_ms=4072, **back | {"host": "h-d"}), engine_id="engine-d")
     load = fetch(5000, rid="cmpl-req-b-0-0000aaaa", peer="cmpl-req-a-0-0000dddd", role=Role.PREFILL, **back)
@@ -186,7 +205,7 @@ def test_kv_that_p_takes_back_relates_two_requests_whichever_is_decided_first(or
     known = HostClocks()
     for turn in order:
         known.learn_request(group(taken_back()[turn]))
-    # of D's clock minus P's: D heard 2 ms after P had read, and P knew of it 4 s after D kept it
+    # D's clock minus P's: D was notified 2 ms after P had read, and P knew of it 4 s after D kept it
     assert ms(known.between("h-p", "h-d", EPOCH + 5070 * MS)) == [pytest.approx(-4000, abs=1), pytest.approx(2, abs=1)]
 
 

@@ -1,4 +1,7 @@
-"""Offsets between hosts from what caused what: the truth lies in the interval always, however the clocks differ and drift."""
+"""Clock bounds between hosts, from causes and effects.
+
+The truth always lies in the interval, however the clocks differ and drift.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ US, SECOND = 1_000, 10**9
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A clock ``offset_ns`` ahead at the beginning, running ``ppm`` too fast."""
+    """A clock that is ``offset_ns`` ahead at the beginning and runs ``ppm`` too fast."""
 
     name: str
     offset_ns: int
@@ -74,7 +77,10 @@ def test_the_true_offset_always_lies_within(
 def test_the_truth_lies_within_while_the_rate_wanders_and_messages_come_late(
     rate_ppm: float, wobbles: list[float], every_s: int, seed: int
 ) -> None:
-    """Each wobble lasts as long as the next: an offset that is no line, told of out of order, asked for before and after."""
+    """The truth lies within while rates wander and messages arrive out of order.
+
+    Each wobble lasts as long as the next, so the offset is no line. The test queries it before and after the messages.
+    """
     random, line = Random(seed), OffsetLine()
 
     def offset(at_s: float) -> float:
@@ -105,7 +111,10 @@ def test_the_truth_lies_within_while_the_rate_wanders_and_messages_come_late(
 def test_nothing_that_holds_for_all_courses_is_narrower(
     rate_ppm: int, messages: list[tuple[int, int, int]], requested_s: int
 ) -> None:
-    """Where rates do not wander: every bound is reached by a line that no message forbids; found by trying them all."""
+    """No narrower interval holds for all courses of the clocks.
+
+    Rates do not wander here. A search over all lines finds, for every bound, one that no message forbids.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bounds, "_WOBBLE", 0.0)
         patch.setattr(bounds, "ROUNDING_NS", 0)
@@ -151,7 +160,7 @@ def test_two_seconds_and_fifty_ppm_apart_the_width_is_little_more_than_the_short
         assert known.high_ns is not None
         assert known.low_ns <= two.minus(one, now) <= known.high_ns
         widths.append((known.width_ns or 0) / sum(shortest.values()))
-    assert min(widths) >= 1  # no evidence tells where between the two the truth lies
+    assert min(widths) >= 1  # no evidence shows where between the two the truth lies
     assert median(widths[200:]) <= 1.2
     assert max(widths[200:]) <= 1.7
 
@@ -175,7 +184,7 @@ def test_a_clock_that_was_stepped_starts_anew_and_is_told_once() -> None:
 
 
 def quiet(line: OffsetLine, at_s: float, low_us: float = -100, high_us: float = 100) -> bool:
-    """One message each way at this time."""
+    """Return one message each way at this time."""
     at_ns = round(at_s * SECOND)
     return line.add(1, at_ns, round(high_us * US)) and line.add(-1, at_ns, round(low_us * US))
 
@@ -187,14 +196,17 @@ def test_without_evidence_the_bounds_part_as_fast_as_two_clocks_may() -> None:
     near, window_s = 119, WINDOW_NS / 1e9
     width = {ahead: line.at((near + ahead) * SECOND).width_ns or 0 for ahead in (0, 60, 600, 6000)}
     assert width[0] < 210 * US
-    rate_ppm = (200 + 119 * WANDER_PPM) / 119  # either way: by two minutes of bounds 200 us apart, and what it wanders
+    rate_ppm = (200 + 119 * WANDER_PPM) / 119  # the rate from two minutes of bounds 200 us apart, and its wander; either way
     assert width[60] < 210 * US + 60 * 1000 * (WANDER_PPM + 2 * rate_ppm)
     assert width[6000] - width[600] == pytest.approx((6000 - window_s) * 2 * DRIFT_PPM * 1000, rel=1e-3)
     assert line.at(-6000 * SECOND).width_ns == pytest.approx(width[6000], rel=0.1)
 
 
 def test_a_rate_is_forgotten_when_it_is_old_and_the_offset_is_not() -> None:
-    """A clock that ran at one rate for an hour and at another for the next, and nobody spoke while it changed."""
+    """A rate becomes too old to use; the offset does not.
+
+    A clock ran at one rate for an hour and at another for the next. No message passed while it changed.
+    """
     line, window_s = OffsetLine(), WINDOW_NS // 10**9
 
     def offset_us(at_s: float) -> float:
@@ -211,7 +223,10 @@ def test_a_rate_is_forgotten_when_it_is_old_and_the_offset_is_not() -> None:
 
 
 def test_evidence_from_before_the_memory_changes_nothing_unless_it_contradicts() -> None:
-    """A stream of half an hour is told of when it is over; a clock that was set back by an hour is another thing."""
+    """Old evidence changes nothing unless it contradicts.
+
+    A stream of half an hour is reported when it is over. A clock that was set back by an hour is a contradiction.
+    """
     line = OffsetLine()
     for at_s in range(0, 3600, 10):
         assert quiet(line, at_s)
@@ -228,7 +243,7 @@ def test_clocks_that_were_set_back_together_are_learned_of_anew() -> None:
     for at_s in range(7200, 7300):
         assert quiet(line, at_s)
     for at_s in range(MAX_LATE):
-        assert quiet(line, at_s, 900, 1000)  # an hour earlier by both: within what the two may have drifted apart
+        assert quiet(line, at_s, 900, 1000)  # an hour earlier both say so: within the drift of the two clocks
     assert (line.at(MAX_LATE * SECOND).width_ns or 0) < 110 * US
     assert line.newest_ns == (MAX_LATE - 1) * SECOND
 
@@ -255,7 +270,7 @@ def test_G04_a_caller_that_did_not_hear_the_callee_out_bounds_one_side_only(outc
 
 
 def test_pairs_are_told_by_all_that_relates_them() -> None:
-    """P hears nothing from the edge but by way of D."""
+    """P hears nothing from the edge except through D."""
     clocks, ms = HostClocks(), 1000 * US
     for cause, effect in ((("e", 0), ("p", 1)), (("p", 100), ("d", 101)), (("d", 200), ("e", 201))):
         assert not clocks.before((cause[0], EPOCH + cause[1] * ms), (effect[0], EPOCH + effect[1] * ms))

@@ -1,4 +1,7 @@
-"""The bounds of clocks in a virtual fleet whose hosts are seconds apart and drift: by the evidence that sidecars really have."""
+"""Clock bounds in a virtual fleet whose hosts are seconds apart and drift.
+
+The bounds use only the evidence that sidecars really have.
+"""
 
 from __future__ import annotations
 
@@ -74,9 +77,11 @@ FAR = {"hop_ns": 20_000 * US, "hop_spread_ns": 500 * US}
 def test_the_width_is_little_more_than_the_quickest_way_there_and_back_together(
     changed: dict[str, int], plugin: bool, most: float, usual: float, of_twice: float, seed: int
 ) -> None:
-    """Less than both ways together nothing can be that always holds the truth. ``of_twice``: to twice the slower of the two.
+    """The width is little more than the quickest way there and back together.
 
-    At about a request a second; in the first minutes the clocks' rates are not known yet.
+    Nothing narrower than both ways together always holds the truth. ``of_twice``: the width compared with twice the slower of
+    the two ways.
+    The fleet has about a request a second. In the first minutes the clocks' rates are not known yet.
     """
     fleet = fly(replace(SPLIT, **changed), seed, 720, plugin=plugin)  # type: ignore[arg-type]
     found = widths(fleet, from_ns=150 * SECOND)

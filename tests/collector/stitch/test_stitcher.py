@@ -1,4 +1,4 @@
-"""Joins and decisions: every order of arrival, every form of lost context."""
+"""Joins and decisions: every order of arrival, every form of lost trace context."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ NOW = EPOCH + 10 * SECOND
 
 
 def run(records: Iterable[Record], stitcher: Stitcher | None = None, *, until_s: float = 4000) -> list[RequestGroup]:
-    """Feed records 1 ms apart, then let time pass; the groups that were decided, each once."""
+    """Feed records 1 ms apart, then let time pass.
+
+    Return the groups that were decided, each once.
+    """
     stitcher = stitcher or Stitcher()
     decided: dict[int, RequestGroup] = {}
     for offset, record in enumerate(records):
@@ -49,7 +52,10 @@ def test_any_order_of_arrival_gives_one_request(order: Sequence[str]) -> None:
 
 
 def cut(record: Record, trace: str) -> Record:
-    """The record as it is when the context did not reach its process: a root of a trace of its own."""
+    """Return the record of a process that the trace context did not reach.
+
+    It is a root of a trace of its own.
+    """
     return replace(record, ids=SpanIds(trace_id=trace.encode().hex().rjust(32, "0"), span_id=record.ids.span_id))
 
 
@@ -206,7 +212,7 @@ def test_a_request_is_decided_as_soon_as_everything_that_reports_has_reported() 
     start = NOW - 20 * SECOND
     for offset, record in enumerate(split_request("req-0", "t0").values()):
         stitcher.add(record, offset, start)
-    assert stitcher.advance(start) == []  # nobody knows yet who reports in this fleet
+    assert stitcher.advance(start) == []  # nobody knows yet which processes report in this fleet
     assert [d.closing for d in stitcher.sweep(NOW)] == [Closing.WAITED]
     second = split_request("req-1", "t1", at_ms=2000)
     later = second.pop("engine_d")
@@ -318,7 +324,11 @@ def test_everything_is_forgotten_in_the_end() -> None:
     st.randoms(use_true_random=False),
 )
 def test_nothing_is_ever_joined_wrongly(requests: list[tuple[int, str, bool, int]], rng: random.Random) -> None:
-    """Any mix of lost contexts, missing proxies and clock offsets: never two requests in one; distinct ids, so all find home."""
+    """Two requests are never joined into one.
+
+    Contexts are lost, proxies are missing and clocks are offset in any mix. Ids are distinct, so every record finds its
+    request.
+    """
     records: list[Record] = []
     for n, (at, lost, proxies, skew_ms) in enumerate(requests):
         r = split_request(f"req-{n}", f"t{n}", at_ms=at, host_d=f"d{n}")

@@ -1,4 +1,4 @@
-"""A store for each test of upkeep."""
+"""A store for each test of maintenance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The requests that one is compared with: which, and how many at most."""
+"""The neighbours that a request is compared with: which, and how many at most."""
 
 from __future__ import annotations
 

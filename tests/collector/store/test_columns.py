@@ -1,4 +1,7 @@
-"""Rows and spans come back from their columns as they were, through the Parquet file and DuckDB."""
+"""Rows and spans survive the way into columns and back.
+
+The way goes through the Parquet file and DuckDB.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ from handrail_collector.store.span_columns import MAX_ATTRIBUTE_COLUMNS, span_ro
 
 
 def read_back(data: bytes, folder: Path) -> list[dict[str, Any]]:
-    """The rows of a Parquet file as DuckDB gives them."""
+    """Return the rows of a Parquet file as DuckDB reads them."""
     file = folder / "file.parquet"
     file.write_bytes(data)
     with duckdb.connect(":memory:", config={"threads": 1}) as connection:
@@ -66,7 +69,7 @@ def test_request_rows_come_back(rows: list[Any], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["started_unix_ns", "scope", "outcome", "version"])
 def test_a_row_without_a_value_that_every_row_has_is_damaged(name: str) -> None:
-    """As DuckDB reads it where one bit of the file turned."""
+    """Such a row comes from DuckDB where one bit of the file turned."""
     (stored,) = requests_table(made_rows(1)).to_pylist()
     with pytest.raises(ValueError, match=f"a damaged row: {name} has no value"):
         request_row({**stored, name: None})

@@ -1,4 +1,7 @@
-"""Columns of a period: the same rows as the reader gives, of each request the newest, none that was withdrawn."""
+"""The columns of a period hold the same rows as the reader's answer.
+
+Of each request that is the newest version, and no withdrawn one.
+"""
 
 from __future__ import annotations
 

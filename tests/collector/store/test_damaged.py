@@ -1,4 +1,7 @@
-"""A file that cannot be read: named, counted, left out of upkeep, and out of the store when a person says so."""
+"""A file that cannot be read.
+
+It is named, counted and left out of maintenance. A person can take it out of the store.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +130,10 @@ def test_an_expired_file_that_nobody_can_read_waits_until_nothing_is_left_that_i
 
 
 def _footers(data: bytes) -> Iterator[bytes]:
-    """``data`` with each byte of its footer turned: it has no checksum of its own."""
+    """Yield ``data`` with each byte of its footer turned.
+
+    The footer has no checksum of its own.
+    """
     size = int.from_bytes(data[-8:-4], "little")
     for at in range(len(data) - 8 - size, len(data) - 8):
         yield data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :]
@@ -142,7 +148,10 @@ def _reads_otherwise(path: Path, data: bytes, rows: pa.Table) -> bool:
 
 
 def test_a_footer_with_other_bytes_never_reads_as_other_rows(store: Kept) -> None:
-    """Names and types of columns stand in it; a fold would make them true, and a start would trip over them."""
+    """A damaged footer never reads as other rows.
+
+    It holds names and types of columns. Compaction would make wrong ones permanent, and a start would fail on them.
+    """
     store.publisher.publish(0, 10, 0, [], ROWS[:1])
     store.publisher.publish(10, 20, 0, [], ROWS[1:2])
     path = store.root / store.files(Table.REQUESTS)[0].path

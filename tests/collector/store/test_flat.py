@@ -1,4 +1,7 @@
-"""Tables of plain dataclasses: nothing lost on the way to a file and back, and what folding keeps."""
+"""Tables of plain dataclasses: round trip through a file, and compaction.
+
+Nothing is lost in a file; compaction keeps what it must.
+"""
 
 from __future__ import annotations
 

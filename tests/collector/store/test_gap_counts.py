@@ -1,4 +1,7 @@
-"""Sketches of many streams merged by columns are what merging them one by one gives."""
+"""Gap sketches of many streams, merged by columns.
+
+The result equals merging them one by one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""No path in a manifest, and no link below a store, leads anything out of it: neither reading nor folding nor retention."""
+"""Paths in a manifest and links below a store never lead out of it.
+
+This holds for reading, compaction and retention.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +51,14 @@ STRANGE = [
     f"requests/day=2026-11-30/hour=24/{NAME}",
     f"requests/day=٢٠٢٦-11-30/hour=00/{NAME}",
     f"journal/day=2026-11-30/hour=00/{NAME}",
-    f"spans/day=2026-11-30/hour=00/{NAME}",  # of another table than the line says
+    f"spans/day=2026-11-30/hour=00/{NAME}",  # not of the table that the line names
     "s3://bucket/a.parquet",
     "",
 ]
 
 
 def made(root: Path) -> Path:
-    """A store of one publish."""
+    """Return a store with one publish."""
     publisher = StorePublisher(root / "store")
     publisher.open()
     publisher.publish(0, 10, 10, [], ROWS)
@@ -133,7 +136,10 @@ def test_a_line_of_other_things_is_damage_and_no_fault(tmp_path: Path, text: str
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4], ids=["table", "day", "hour", "file"])
 def test_a_link_below_the_store_is_not_followed(tmp_path: Path, depth: int) -> None:
-    """What stood there was moved out of the store and linked to, as somebody may do who wants its files removed by us."""
+    """A link below the store is not followed.
+
+    What was there is moved out of the store and linked to, as somebody may do who wants our process to remove its files.
+    """
     store = made(tmp_path)
     (file,) = store.rglob(NAME)
     inside = store.joinpath(*file.relative_to(store).parts[:depth])

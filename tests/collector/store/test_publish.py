@@ -1,4 +1,7 @@
-"""A publish is there whole or not at all, whatever stops it; and what a store says of itself when it is opened again."""
+"""A publish is atomic, whatever stops it.
+
+The tests also cover what a store reports when it is opened again.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ def publisher(tmp_path: Path) -> Iterator[StorePublisher]:
 
 
 def scenario(publisher: StorePublisher, done: list[int]) -> None:
-    """Open, and publish the ranges that are not there yet; ``done`` gets each end that ``publish`` returned from."""
+    """Open a store, and publish the ranges that are missing.
+
+    ``done`` gets each end that ``publish`` returned from.
+    """
     recovered = publisher.open()
     done.append(recovered.end_offset)
     for index, (first, end) in enumerate(pairwise(RANGES)):
@@ -59,7 +65,10 @@ def scenario(publisher: StorePublisher, done: list[int]) -> None:
 
 
 def stored(root: Path) -> tuple[set[str], int]:
-    """Request ids and number of spans in the files that the manifest names; DuckDB would take most of the time of these tests."""
+    """Return request ids and the number of spans in the files of the manifest.
+
+    DuckDB would take most of the time of these tests.
+    """
     listed = [file for publish in ManifestReader(root).publishes() for file in publish.files]
     ids: list[bytes] = []
     for file in files_of(ManifestReader(root).publishes(), Table.REQUESTS):
@@ -170,7 +179,10 @@ def test_a_second_writer_is_kept_out(publisher: StorePublisher, tmp_path: Path) 
 
 
 def test_an_unlisted_file_is_not_part_of_the_store_and_goes_at_start(publisher: StorePublisher, tmp_path: Path) -> None:
-    """Where it is of a publish that was not finished; others: ``test_unlisted.py``."""
+    """A file of an unfinished publish is removed at start.
+
+    ``test_unlisted.py`` covers the other files.
+    """
     root = tmp_path / "store"
     publisher.publish(0, 10, 0, [], ROWS[:3])
     (file,) = parquet_files(root)
@@ -228,7 +240,7 @@ def test_a_publisher_that_is_not_open_refuses(tmp_path: Path) -> None:
 
 
 class FullDisk(StoppingFiles):
-    """Fails once at an operation, as a full disk does, and works after."""
+    """A disk that fails once, at one operation, as when it is full, and works after."""
 
     def __init__(self, fail_at: int) -> None:
         super().__init__()

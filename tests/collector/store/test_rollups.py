@@ -1,4 +1,7 @@
-"""Rollups under the store's promises: one that is damaged is made again, and no version of a request counts twice."""
+"""Rollups under the store's promises.
+
+A damaged rollup is made again, and no request counts twice with several versions.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,13 @@ PERIOD = PeriodQuery(since_unix_ns=HOUR0 - HOUR_NS, until_unix_ns=HOUR0 + 4 * HO
 
 
 def at(row: RequestRow, hour: int, version: int = 1, **changes: str) -> RequestRow:
-    """The row at its place within another hour."""
+    """Return the row at its place within another hour."""
     started = HOUR0 + hour * HOUR_NS + int(row.request_id, 16) % HOUR_NS
     return replace(row, started_unix_ns=started, version=version, **changes)  # type: ignore[arg-type]
 
 
 class Growing:
-    """A store that gets rows, and what it answers first."""
+    """A store that gets rows, and its first answer."""
 
     def __init__(self, kept: Kept) -> None:
         self.kept = kept
@@ -43,7 +46,10 @@ class Growing:
         self.offset += 10
 
     def answers(self, requests: int, rolled_hours: int) -> bool:
-        """Whether the first answer counts so many, from so many rollups, and is what the rows say."""
+        """Check that the first answer counts ``requests`` and rests on ``rolled_hours``.
+
+        It must also agree with the rows.
+        """
         first = explain(load_period(self.kept.reader, PERIOD, fast=True))
         assert (requests_in(first), first.rolled_hours) == (requests, rolled_hours)
         assert disagreement(self.kept.reader, PERIOD) == ""

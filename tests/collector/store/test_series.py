@@ -1,4 +1,7 @@
-"""Tables of samples: nothing lost on the way to a file and back, whatever names come, and what folding keeps."""
+"""Tables of samples: round trip through a file with any names, and compaction.
+
+Nothing is lost in a file; compaction keeps what it must.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _TEXT = st.sampled_from(["", "a", "receive", "B", "x.y", "50%", "%2e", 'q"uote',
 
 
 def stored(table: Table, samples: list[DeviceSample]) -> pa.Table:
-    """As read back from its file."""
+    """Return the samples as read back from their file."""
     made = SAMPLED[table].encode(runs(samples))
     return pq.read_table(pa.BufferReader(encode(made, table, SAMPLED[table].columns_of(made))))
 
@@ -126,7 +129,7 @@ def test_samples_are_folded_expire_and_count_for_the_quota(store: Kept, table: T
 
 
 def on_days(store: Kept, *days: int) -> None:
-    """A request and samples a day; the clock stays in the last one."""
+    """Publish a request and samples a day; the clock stays in the last one."""
     for index, day in enumerate(days):
         store.clock.unix_ns = at = START_UNIX_NS + day * DAY_NS
         rows = [sample(gpu(), at + tick, counter("c", tick)) for tick in range(50)]
@@ -144,7 +147,7 @@ def test_samples_leave_before_requests_do(store: Kept) -> None:
     upkeep.run_pass()
     assert (days_of(store, Table.REQUESTS), days_of(store, Table.GPU_SAMPLES)) == ([1, 2, 3, 4], [3, 4])
     assert upkeep.stats.files_expired == 4
-    store.upkeep(retention_ns=DAY_NS, samples_retention_ns=30 * DAY_NS).run_pass()  # never longer than requests
+    store.upkeep(retention_ns=DAY_NS, samples_retention_ns=30 * DAY_NS).run_pass()  # never longer than the retention of requests
     assert (days_of(store, Table.REQUESTS), days_of(store, Table.GPU_SAMPLES)) == ([3, 4], [3, 4])
     store.upkeep(retention_ns=None, samples_retention_ns=None).run_pass()
     assert days_of(store, Table.GPU_SAMPLES) == [3, 4]

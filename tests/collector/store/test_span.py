@@ -1,4 +1,4 @@
-"""Spans as they are read from OTLP: recorded messages of vLLM 0.32, and values of every type."""
+"""Spans read from OTLP: recorded messages of vLLM 0.32, and values of every type."""
 
 from __future__ import annotations
 

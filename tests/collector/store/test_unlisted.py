@@ -1,4 +1,7 @@
-"""What a start does with files that no line of the manifest names: good data stays, whatever became of the manifest."""
+"""A start with files that no line of the manifest names.
+
+Good data stays, whatever happened to the manifest.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ ROWS = request_rows(30)
 
 
 def made(root: Path, publishes: int = 10) -> dict[str, bytes]:
-    """A store of so many publishes of three rows each; its data files."""
+    """Return a store of so many publishes of three rows each, and its data files."""
     publisher = StorePublisher(root)
     publisher.open()
     for number in range(publishes):
@@ -35,7 +38,7 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 def _flipped(at: int) -> Callable[[bytes], bytes]:
-    """One bit of line ``at``, in its middle."""
+    """Turn one bit in the middle of line ``at``."""
 
     def flip(data: bytes) -> bytes:
         lines = data.splitlines(keepends=True)
@@ -151,7 +154,10 @@ def test_a_copy_that_no_one_reads_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", [0.0, 0.5, 0.99], ids=["nothing", "half", "all_but_the_end"])
 @pytest.mark.parametrize("zeros", [False, True], ids=["cut", "zeros_within"])
 def test_a_publish_whose_line_is_torn_was_never_there_and_leaves_nothing(tmp_path: Path, kept: float, zeros: bool) -> None:
-    """Blocks that power loss kept from the disk read as zeros, also in front of the newline of a longer line."""
+    """Blocks that a power loss kept from the disk read as zeros.
+
+    They also appear in front of the newline of a longer line.
+    """
     publisher = StorePublisher(tmp_path)
     publisher.open()
     publisher.publish(0, 10, 10, [], ROWS[:3])
@@ -171,7 +177,10 @@ def test_a_publish_whose_line_is_torn_was_never_there_and_leaves_nothing(tmp_pat
 
 
 def test_a_start_that_is_refused_leaves_a_torn_end_of_the_manifest_too(tmp_path: Path) -> None:
-    """Lines are missing in front of it: what is left of the last one may help a person to make them anew."""
+    """A refused start leaves the torn end of the manifest in place.
+
+    Lines are missing in front of it. The rest of the last line may help a person to restore them.
+    """
     files = made(tmp_path)
     manifest = tmp_path / MANIFEST
     left = _without_lines(-1, -2)(manifest.read_bytes()) + manifest.read_bytes()[-300:-1]

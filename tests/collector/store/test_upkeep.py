@@ -1,4 +1,7 @@
-"""Compaction, retention and the quota: nothing is lost or seen twice, whatever stops them and whoever reads meanwhile."""
+"""Compaction, retention and the quota.
+
+Nothing is lost or seen twice, whatever stops them and whatever reads meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ def test_versions_withdrawn_rows_and_repeated_spans_are_folded(store: Kept) -> N
 
 
 def test_a_withdrawal_stays_until_the_last_row_that_it_withdraws_is_gone(store: Kept) -> None:
-    """In another hour, which is not over yet when the first one is folded."""
+    """The row is in another hour, which is not over when the first one is compacted."""
     early = replace(ROWS[0], version=2, scope=MERGED, span_ids=(), joins=(), started_unix_ns=START_UNIX_NS - HOUR_NS)
     store.publisher.publish(0, 10, 0, [], [ROWS[0], replace(ROWS[1], started_unix_ns=START_UNIX_NS - HOUR_NS)])
     store.publisher.publish(10, 20, 0, [], [early])
@@ -189,7 +192,7 @@ def test_spans_of_more_attributes_than_a_file_may_have_become_several_files(stor
 
 
 def on_days(store: Kept, *days: int) -> list[RequestRow]:
-    """One row a day, published on it; the clock stays in the last one."""
+    """Publish one row a day; the clock stays in the last one."""
     rows = [replace(row, started_unix_ns=START_UNIX_NS + day * DAY_NS) for row, day in zip(ROWS, days, strict=False)]
     for index, row in enumerate(rows):
         store.clock.unix_ns = row.started_unix_ns
@@ -238,7 +241,10 @@ def test_beyond_the_quota_the_oldest_days_go_with_a_warning_and_never_the_open_o
 
 
 def test_a_step_of_the_wall_clock_costs_nothing_within_an_hour(store: Kept, caplog: pytest.LogCaptureFixture) -> None:
-    """Ten years ahead and back after a while: retention waits. Ahead for longer than an hour, it goes by the clock."""
+    """Retention waits after a step of the wall clock.
+
+    The clock is ten years ahead and back after a while. After more than an hour ahead, retention follows the clock.
+    """
     publish_all(store.publisher)
     monotonic = Clock(0)
     steady = SteadyClock(monotonic)
@@ -298,7 +304,10 @@ def test_a_day_that_leaves_brings_back_nothing_that_it_replaced(
 
 
 def stored(root: Path) -> tuple[list[str], int]:
-    """Request ids in order and the number of spans, of the files that the manifest names."""
+    """Return the request ids in order and the number of spans.
+
+    They come from the files that the manifest names.
+    """
     publishes = ManifestReader(root).publishes()
     ids = [
         request_id.hex()
@@ -313,7 +322,11 @@ OLD = [replace(row, started_unix_ns=row.started_unix_ns - 40 * DAY_NS) for row i
 
 
 def scenario(root: Path, files: StoppingFiles, done: list[int]) -> None:
-    """Publish, fold, publish into the folded hour, fold again, expire an old day, remove; ``done`` gets each publish's end."""
+    """Run the publisher and maintenance once through everything that they do.
+
+    Publish, compact, publish into the compacted hour, compact again, expire an old day, remove. ``done`` gets each publish's
+    end.
+    """
     clock = Clock()
     publisher = StorePublisher(root, files=files, now_unix_ns=clock)
     try:
@@ -342,7 +355,7 @@ def scenario(root: Path, files: StoppingFiles, done: list[int]) -> None:
 WAYS = {"killed": (False, False), "power_lost": (True, True), "power_lost_names_kept": (True, False)}
 
 
-@pytest.mark.timeout(1200)  # a store is made and looked at for every operation
+@pytest.mark.timeout(1200)  # makes and reads a store for every operation
 @pytest.mark.parametrize(("power", "names"), WAYS.values(), ids=WAYS)
 def test_a_stop_at_any_operation_loses_nothing_and_shows_nothing_twice(
     tmp_path: Path, power: bool, names: bool, record_property: Callable[[str, object], None]
@@ -370,7 +383,7 @@ def _check_recovery(root: Path, acknowledged: int, where: str) -> None:
     kept = sorted(row.request_id for row in ROWS[: max(publishes - 1, 0) * 3])
     old = sorted(row.request_id for row in OLD)
     assert ids in (kept, sorted([*kept, *old])), where
-    assert ids != kept or publishes == 4 or not publishes, where  # only retention, which comes last, takes the old day
+    assert ids != kept or publishes == 4 or not publishes, where  # only retention, which comes last, removes the old day
     assert spans == min(max(publishes - 1, 0), 2) * 3, where
     listed = {file.path for publish in publisher.publishes() for file in publish.files}
     on_disk = {path.relative_to(root).as_posix() for path in root.rglob("*.parquet*")}
@@ -382,7 +395,10 @@ def _check_recovery(root: Path, acknowledged: int, where: str) -> None:
 
 
 class FullDisk(StoppingFiles):
-    """Fails once, at the ``fails_in``-th operation from when that is set, as a full disk does, and works after."""
+    """A disk that fails once, as when it is full, and works after.
+
+    It fails at the ``fails_in``-th operation from when that is set.
+    """
 
     fails_in = 0
 
@@ -418,10 +434,11 @@ def test_what_a_full_disk_stopped_is_done_at_the_next_pass_and_leaves_nothing_be
 
 
 def test_readers_see_every_row_once_while_hours_are_folded_again_and_again(store: Kept) -> None:
-    """Publishing, folding and removing go on, with a new version of every row each round, while two readers ask.
+    """Readers see every row once while hours are compacted again and again.
 
-    Time goes on when every reader has answered since it last did, so a file is removed only once each has begun anew since it was
-    retired.
+    Publishing, compaction and removal go on, with a new version of every row each round, while two readers ask.
+    Time goes on when every reader has answered since the last step. So a file is removed only once each reader has begun again
+    since the file was retired.
     """
     store.publisher.publish(0, 1, 0, SPANS, ROWS)
     expected = [row.request_id for row in ROWS]
