@@ -1,4 +1,4 @@
-"""Doubles of what ``handrail doctor`` reads: NVML, sysfs trees, and two known pairs.
+"""Doubles of what ``handrail doctor`` reads: NVML, sysfs, and two known pairs.
 
 The pairs are those of the published articles.
 """

@@ -278,7 +278,7 @@ class Disk:
         return digest.digest()
 
     def looks(self) -> bytes:
-        """Return a digest that is equal for disks that look equal to a process that starts."""
+        """Return a digest that is equal for disks that look equal to a starting process."""
         left = Disk(self._without_power(self.names, _now).names)
         return left.key()
 

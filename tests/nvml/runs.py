@@ -142,7 +142,10 @@ def goes_stale() -> dict[str, Any]:
 
 
 def everything_of_one_gpu_hangs() -> dict[str, Any]:
-    """Every call of GPU 1 hangs: GPU 0 goes on, threads are bounded, stop does not wait."""
+    """Every call of GPU 1 hangs: GPU 0 goes on and stopping does not wait.
+
+    Threads stay bounded.
+    """
     running = Running(period_ns=20_000_000)
     sampler = running.sampler
     running.more("utilization_ratio", 1)

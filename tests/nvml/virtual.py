@@ -126,7 +126,7 @@ def paces(seconds: float) -> dict[str, Any]:
 
 
 def windows_apart(seconds: float) -> dict[str, Any]:
-    """Return the age of the last reading of bytes after performance monitoring hangs, in ms.
+    """Return the age (ms) of the last byte reading after performance monitoring hangs.
 
     Performance monitoring hangs at its second read and then goes on alone.
     """
