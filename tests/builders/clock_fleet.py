@@ -39,9 +39,9 @@ class Fleet:
     shows: dict[str, HostClock]  # by host
 
     def offset(self, a: str, b: str, at_unix_ns: int) -> tuple[int, int]:
-        """Return the true time when the clock of ``a`` shows ``at_unix_ns``, and its offset.
+        """Return the true time when the clock of ``a`` shows ``at_unix_ns``; the offset.
 
-        The offset is how much more the clock of ``b`` shows at that time.
+        The offset is how much more the clock of ``b`` shows than that of ``a`` at that time.
         """
         here = self.shows[a]
         true_ns = round((at_unix_ns - here.unix_ns(0)) / (1 + here.drift_ppm / 1e6))
@@ -128,7 +128,10 @@ def one_way(fleet: Fleet, until_ns: int) -> dict[Pair, int]:
 
 @dataclass(frozen=True, slots=True)
 class Width:
-    """The width of a pair's clock bound, with the travel times of its quickest messages."""
+    """The width of a pair's clock bound, with its quickest messages' travel times.
+
+    Times are in ns, each way.
+    """
 
     at_ns: int
     pair: Pair

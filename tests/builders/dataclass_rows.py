@@ -1,4 +1,4 @@
-"""Rows of the tables that are plain dataclasses, made by the types of their fields.
+"""Rows of plain dataclass tables, made by the types of their fields.
 
 No two rows are alike.
 """

@@ -121,7 +121,7 @@ def same_host(*engines: EngineView, **more: Any) -> Facts:
 
 
 def found(whole: Facts, check: str) -> CheckResult | None:
-    """Return the finding of one check; None when the check does not apply to these facts.
+    """Return the finding of one check; None when the check does not apply.
 
     Fails when there are two findings.
     """

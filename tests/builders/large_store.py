@@ -49,7 +49,7 @@ class Made:
 
     @property
     def end_unix_ns(self) -> int:
-        """Start of the last hour's end: the end of the data."""
+        """End of the last hour."""
         return (FIRST_HOUR + self.hours) * HOUR_NS
 
 
@@ -79,7 +79,10 @@ def fill(folder: Path, made: Made) -> tuple[str, str]:
 
 
 def _with_hosts(table: pa.Table) -> pa.Table:
-    """Assign hosts p0, p1, … and d0, d1, … by the last number of the instance's address."""
+    """Assign the hosts p0, p1, … and d0, d1, … to the engine instances.
+
+    The last number of the instance's address is the host's number.
+    """
     for role in ("prefill", "decode"):
         name = f"{role}_host"
         hosts = pc.replace_substring_regex(table[f"{role}_instance"], r".*\.(\d+):.*", rf"{role[0]}\1")

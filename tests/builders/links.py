@@ -125,8 +125,9 @@ def devices(hosts: Sequence[Host], until_s: float, every_s: float = 0.5) -> list
 
 
 def fetch_row(at: int, **changed: object) -> FetchRow:
-    """Build the row of a KV fetch from p0 that began ``at`` seconds after the run's start.
+    """Build the row of a KV fetch from p0.
 
+    It began ``at`` seconds after the run did.
     By default it moves 100 MB in 30 ms, from 20 ms after D knew the request.
     """
     base: dict[str, object] = {

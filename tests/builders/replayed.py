@@ -53,7 +53,7 @@ def plugin(role: str, end_ns: int | None = None, end_unix_ns: int | None = None)
 
 
 def log_lines(name: str, end_unix_ns: int | None = None, zone: tzinfo | None = None) -> list[str]:
-    """Return an engine's log whose last line has the time ``end_unix_ns`` (default: now).
+    """Return an engine's log whose last line is at ``end_unix_ns`` (default: now).
 
     ``zone``: the time zone of the stamps; None means the process's.
     """

@@ -1,4 +1,7 @@
-"""Made request rows of common kinds, for the waterfall, the table and the API client."""
+"""Made request rows of common kinds.
+
+The tests of the waterfall, the table and the API client use them.
+"""
 
 from __future__ import annotations
 

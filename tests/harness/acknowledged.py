@@ -210,7 +210,10 @@ def span_ids(store: Path, reader: StoreReader) -> list[str]:
 
 
 def row_keys(reader: StoreReader) -> list[str]:
-    """Return the client's id of every row that a reader sees: the highest version of each."""
+    """Return the client's id of every row that a reader sees.
+
+    A reader sees the highest version of each row.
+    """
     found: list[str] = []
     before = None
     while True:

@@ -77,7 +77,7 @@ def _limit(group: Path, quota: str, share: float) -> None:
 
 @contextlib.contextmanager
 def stopped_in_turns(process_group: int, share: float) -> Iterator[str]:
-    """Stop and continue a process in turns, so that it runs for this share of each period.
+    """Stop and continue a process so that it runs for this share of each period.
 
     Uses SIGSTOP and SIGCONT. Yields a description in words.
     """

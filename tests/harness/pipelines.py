@@ -123,7 +123,10 @@ def device_batch(samples: Sequence[DeviceSample], seq: int) -> bytes:
 
 
 async def taken(pipeline: Pipeline, journal: Journal) -> None:
-    """Wait until the pipeline has everything that the journal has, with replayed entries."""
+    """Wait until the pipeline has everything that the journal has.
+
+    This includes replayed entries.
+    """
     await until(lambda: pipeline._position >= journal.end)
 
 
@@ -154,7 +157,7 @@ async def send(journal: Journal, records: Iterable[Exchange], first_seq: int = 1
 
 
 def a_request(rid: str = "req-a", trace: str = "t1", at_ms: float = 0) -> tuple[list[Any], list[Any]]:
-    """Build the records of one request: its proxies, and the plugin's spans of P and of D."""
+    """Build one request's records: its proxies, and the plugin's spans of P and D."""
     edge, p, d = proxies(rid, trace, at_ms)
     raw_p, raw_d = f"cmpl-{rid}-0-0000aaaa", f"cmpl-{rid}-0-0000dddd"
     at_p = [

@@ -25,7 +25,7 @@ STEPS: Final = 9
 ENDED_S: Final = BEGAN_S + (STEPS - 1) * STEP_S
 WINDOW_S: Final = 60
 ONE_AT_THE_END: Final = 1 / (ENDED_S - BEGAN_S)
-"""Growth per second of a series whose value is 1 at the end, to be queried as a gauge."""
+"""Growth per second of a series whose value is 1 at the end, for use as a gauge."""
 
 BORN: Final = STEPS - 3
 """The step at which a ``born`` series begins: within the last minute."""

@@ -108,7 +108,7 @@ class Engine(asyncio.Protocol):
 
 
 class _RelayFront(asyncio.Protocol):
-    """A minimal relay in Python: pairs of connections, every read stamped and written on."""
+    """A minimal relay in Python: it stamps every read and writes it on."""
 
     def __init__(self, port: int) -> None:
         self._port = port

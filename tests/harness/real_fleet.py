@@ -104,7 +104,10 @@ class Fleet:
         self._named: dict[str, Child] = {}
 
     def __getitem__(self, name: str) -> Child:
-        """Return ``collector``, ``edge``, ``router``, ``load``, ``engine-d0``, ``sidecar-d0``."""
+        """Return the process of this name.
+
+        Names: ``collector``, ``edge``, ``router``, ``load``, ``engine-d0``, ``sidecar-d0``.
+        """
         return self._named[name]
 
     @property
@@ -126,7 +129,7 @@ class Fleet:
         return self._folder / host
 
     def starting(self) -> Iterator[str]:
-        """Start the fleet; yield a description of each wait again and again until it is over."""
+        """Start the fleet; yield what it waits for, again and again until that is there."""
         shape = self.shape
         ports = ("--otlp-grpc", ANY, "--otlp-http", ANY, "--api", ANY, "--data", str(self._folder / "data"))
         self._run("collector", *_HANDRAIL, "collector", *ports, *shape.collector_flags)

@@ -69,7 +69,7 @@ class Stage:
 
 @contextlib.contextmanager
 def staged(folder: Path, faults: Sequence[str] = ()) -> Iterator[Stage]:
-    """Run the stage from here on.
+    """Run the staged fleet while the context is open.
 
     Raises ``ChildError`` where a part does not start, ``FileNotFoundError`` without Prometheus.
     """

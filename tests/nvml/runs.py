@@ -142,7 +142,7 @@ def goes_stale() -> dict[str, Any]:
 
 
 def everything_of_one_gpu_hangs() -> dict[str, Any]:
-    """Every call of GPU 1 hangs: GPU 0 goes on and stopping does not wait.
+    """Every call of GPU 1 hangs; GPU 0 goes on and stopping does not wait.
 
     Threads stay bounded.
     """
