@@ -40,7 +40,7 @@ def test_across_hosts_rdma_is_needed() -> None:
 
 
 def test_a_host_without_an_engine_says_nothing_of_the_engines_wire() -> None:
-    """A host without an engine (CI, a laptop) yields no findings about the engines' wire.
+    """A host without an engine (CI, a laptop) proves nothing about the engines' wire.
 
     Its lack of adapters and its slow interface are not the engines'.
     """

@@ -1,4 +1,7 @@
-"""Pages of every engine and version in one schema: names, units, engines, nonsense."""
+"""Metrics pages of every engine and version in one schema.
+
+The tests cover names, units, several engines on a page, and nonsense.
+"""
 
 from __future__ import annotations
 

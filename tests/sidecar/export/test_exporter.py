@@ -38,7 +38,7 @@ RESOURCE = resource_of(PROCESS)
 
 @dataclass
 class Collector:
-    """A peer in memory that answers each send with the next of ``answers``, then accepts.
+    """A peer in memory that answers with each of ``answers``, then accepts.
 
     It keeps what it accepted.
     """

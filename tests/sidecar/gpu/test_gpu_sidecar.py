@@ -165,7 +165,7 @@ def test_the_table_needs_no_gpu(double: Double) -> None:
 
 
 class Sidecar:
-    """A sidecar process that has only a plugin socket, so that it reads nothing but GPUs."""
+    """A sidecar process with only a plugin socket: it reads nothing but GPUs."""
 
     def __init__(self, environment: dict[str, str], folder: Path) -> None:
         self._folder = folder

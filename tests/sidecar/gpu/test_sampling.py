@@ -64,7 +64,7 @@ def test_ten_minutes_of_eight_gpus_with_every_width_are_exact(double: Double) ->
 
 
 def test_bytes_are_read_with_the_windows_where_these_tell_their_rate_and_else_at_every_tick(double: Double) -> None:
-    """Read byte counters with the windows where these give their rate, else at every tick.
+    """Read byte counters with the windows if these give rates, else at every tick.
 
     In 20 s: an H100, one whose PCIe rates are not believed after some seconds, and one without performance monitoring.
     """
@@ -93,7 +93,7 @@ def test_what_performance_monitoring_tells_better_is_asked_once_a_second(double:
 def test_bytes_are_read_on_while_performance_monitoring_is_read_alone(double: Double, without: tuple[str, ...]) -> None:
     scenario = h100()
     scenario.lines[:] = [line for line in scenario.lines if not any(f" {name}" in line for name in without)]
-    scenario = scenario.add(*(f"gpu 0 set field.{field} 17 rate 3000000000" for field in (197, 198)))  # 64 bits wide, as is seen at 1.4 s
+    scenario = scenario.add(*(f"gpu 0 set field.{field} 17 rate 3000000000" for field in (197, 198)))  # 64 bits, seen at 1.4 s
     ages_ms = double.call("nvml.virtual:windows_apart", scenario, 20.0, virtual=True)
     assert "pcie_bytes receive" in ages_ms
     assert max(ages_ms.values()) <= 200

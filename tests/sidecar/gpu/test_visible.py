@@ -1,4 +1,7 @@
-"""CUDA_VISIBLE_DEVICES, NVIDIA_VISIBLE_DEVICES and our setting, against NVML's list."""
+"""Select the visible GPUs of NVML's list.
+
+By CUDA_VISIBLE_DEVICES, NVIDIA_VISIBLE_DEVICES and our setting.
+"""
 
 from __future__ import annotations
 
