@@ -18,7 +18,7 @@ MARKS = {ROLE: "decode", "service.name": "handrail", "host.id": "h"}
 
 
 def many(sizes: list[list[int]]) -> ExportTraceServiceRequest:
-    """Build one resource for each list and one scope for each number, with that many spans."""
+    """Build one resource per list and one scope per number, with that many spans."""
     request = ExportTraceServiceRequest()
     number = 1
     for scopes in sizes:

@@ -27,7 +27,7 @@ BAD = st.binary(min_size=len(MARK), max_size=len(MARK))
 
 
 def everywhere() -> dict[Signal, bytes]:
-    """Build a request of each signal with ``MARK`` in every kind of place that holds text."""
+    """Build a request of each signal with ``MARK`` in every kind of text field."""
     mark = MARK.decode()
     spans = traces(span(1, name=mark, trace_state=mark), span(2), scope=mark, resource={mark: mark})
     one = spans.resource_spans[0].scope_spans[0].spans[0]

@@ -141,7 +141,7 @@ def test_what_is_not_utf_8_is_no_datagram() -> None:
 
 
 def test_a_wall_clock_that_no_record_can_carry_is_refused() -> None:
-    """Otherwise each record of that process would be dropped as one that makes no span."""
+    """Otherwise each record of that process would be dropped: it would make no span."""
     ((data,), _) = datagrams([(words.FIRST_TOKEN, 5, "r"), (words.FIRST_TOKEN, 2**63 - 1, "r")], sequence=1, lost=0, **_HEAD)  # type: ignore[arg-type]
     packet = read_packet(data)
     assert ([event.at_ns for event in packet.events], packet.unread) == ([5], 1)

@@ -401,7 +401,10 @@ def test_an_abort_from_outside_is_an_end(plugin: Plugin, scheduler: Scheduler) -
 def test_an_engine_that_shuts_down_says_whether_it_had_failed(
     plugin: Plugin, scheduler: Scheduler, raised: type[BaseException] | None, clean: bool
 ) -> None:
-    """The engine shuts down as EngineCore does, in a ``finally`` with its error in flight."""
+    """The engine shuts down as EngineCore does.
+
+    That is in a ``finally``, while the exception that ended it propagates.
+    """
     try:
         if raised is not None:
             raise raised

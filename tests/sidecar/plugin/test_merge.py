@@ -44,7 +44,7 @@ _DEFAULTS = {"b": False, "i": 0}
 
 
 class Engine:
-    """An engine that sends the events that a test chooses, and all records made of them."""
+    """An engine that sends a test's events, and all records made of them."""
 
     def __init__(self, *, exists: Callable[[int], bool | None] = lambda _: True, limits: MergeLimits | None = None) -> None:
         self.lines: list[tuple[int, str, str]] = []
@@ -603,7 +603,7 @@ def test_a_load_within_the_call_ends_with_it_although_the_first_token_was_heard_
 
 @pytest.mark.parametrize("workers_first", [False, True])
 def test_loads_close_behind_each_other_are_told_apart_in_whatever_order_their_processes_are_heard(workers_first: bool) -> None:
-    """Loads in quick succession stay apart, whatever the order of their processes' events.
+    """Loads in quick succession stay apart in any order of the processes' events.
 
     The first fails, and a cache connector loads again before any event of the first has settled.
     """

@@ -237,7 +237,7 @@ def test_steps_of_one_time_and_of_many_boots_are_bounded() -> None:
 
 
 def everything_waiting(host: Host, at: int) -> None:
-    """Send a step, a load that one rank still misses, kept KV without a reader, and more.
+    """Send a step, a load that one rank still misses, and kept KV that nobody read.
 
     There is one ended and one open request of each.
     """
