@@ -15,7 +15,7 @@ _IDS = {"trace_id": 16, "request_id": 8, "span_id": 8, "key": 8}
 
 
 def flat_row(table: Table, which: int, at_unix_ns: int, **given: Any) -> Any:
-    """Build one row; ``which`` determines its ids and figures."""
+    """Build one row; ``which`` sets its ids and figures."""
     flat = FLAT[table]
     found: dict[str, Any] = {}
     for place, field in enumerate(fields(flat.row)):

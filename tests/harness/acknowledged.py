@@ -66,7 +66,7 @@ class Load:
         self.acknowledged: set[str] = set()
         self.latencies_s: list[float] = []  # of every acknowledged request, its last attempt
         self.refusals: Counter[str] = Counter()
-        self.delays_s: list[float] = []  # that refusals asked for
+        self.delays_s: list[float] = []  # delays that refusals requested
         self.refused_spans = 0  # on every attempt
         self.requests = 0
         self.stopping = False

@@ -276,7 +276,7 @@ def case(name: str) -> Any:
 
 
 def replay(name: str, clock: Timeline | None = None) -> Handler:
-    """Run an upstream that answers every request as the case says.
+    """Run an upstream that answers every request as the case defines.
 
     It follows the case's times on ``clock``; without a clock it sends all at once.
     """

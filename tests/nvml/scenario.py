@@ -1,6 +1,6 @@
 """Write scenario files: what the fake GPUs return over time.
 
-One fact a line; ``at SECONDS`` before a fact says from when on it holds.
+A line holds one fact. A fact after ``at SECONDS`` holds from that time on.
 
     count N | count_told N | driver VERSION | nvml VERSION     count_told: the count that NVML reports, if different
     init CODE ...                        results of successive nvmlInit calls, the last one stays; without it 0

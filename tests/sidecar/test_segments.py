@@ -422,7 +422,7 @@ class CrashMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.records)
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
-        # What was not synced is not dropped: a reader sees only what was synced.
+        # A reader sees only synced records, so it never drops others.
         candidates = [r.next_offset for r in self.records.values() if r.next_offset <= self.synced_to]
         if candidates:
             offset = data.draw(st.sampled_from(candidates))

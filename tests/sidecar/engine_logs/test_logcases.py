@@ -228,7 +228,7 @@ def test_a_real_decode_log_with_two_failed_loads_and_vllms_own_clean_up() -> Non
         ("fetch_failed", "transfer_setup_failed", "NIXL_ERR_INVALID_PARAM"),
         ("request_failed_by_kv", None, None),
         ("handshake_failed", "handshake_failed", "Again"),
-        ("fetch_failed", None, None),  # a line that says only that it failed
+        ("fetch_failed", None, None),  # a line that reports only the failure
         ("request_failed_by_kv", None, None),
     ]
     assert len({fact.request_id for fact in failed}) == 2

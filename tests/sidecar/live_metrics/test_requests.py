@@ -121,7 +121,7 @@ def test_what_was_put_off_is_looked_at_when_it_is_due_and_no_earlier() -> None:
 def test_live_gaps_are_those_of_the_record_whatever_a_read_holds(gaps_ms: list[float], a_read: int, known: bool) -> None:
     """Live gaps equal those of the record, however many chunks a read holds.
 
-    Chunks are read one by one or many at a time; at the end they come from the sketch, where the choices are not known.
+    Chunks are read one by one or many at a time. Where the choices are not known, the gaps come from the sketch at the end.
     """
     requests = live()
     request = Request(requests, None if known else {}).head()
@@ -329,7 +329,7 @@ def test_prefill_answers_are_counted_and_not_judged() -> None:
     assert (requests.judged, requests.ttft) == ({}, {})
 
 
-# --- the engine's own word ------------------------------------------------------------------------------------------------
+# --- the engine's own figures --------------------------------------------------------------------------------------------
 
 
 def times(status: str) -> EngineTimes:

@@ -136,7 +136,7 @@ def test_a_single_event_from_the_future_counts_as_of_its_datagram() -> None:
 
 
 def test_what_lies_between_the_times_of_another_machines_clock_stays() -> None:
-    """A guest of a virtual machine that booted long before or after this host."""
+    """The engine runs in a virtual machine that booted long before or after this host."""
     for ahead in (DAY, -2 * DAY):
         host = Host(30 * DAY)
         for after in range(4):

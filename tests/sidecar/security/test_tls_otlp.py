@@ -264,7 +264,7 @@ async def test_certificates_and_authority_change_under_traffic_and_no_batch_is_l
         replace(trust, new.pem)
         assert look() == [True, True]
         await goes_on()
-        server_files.key.write_bytes(b"garbage")  # and a mistake at the end
+        server_files.key.write_bytes(b"garbage")  # and an unusable file at the end
         assert [look(), look()] == [[False, False], [False, False]]
         assert "holds no private key" in server.tls.identity.refused
         await goes_on()

@@ -40,7 +40,7 @@ def watched(files: dict[str, Path], secrets: frozenset[str] = frozenset()) -> Re
 def test_nothing_changes_while_the_files_do_not(files: dict[str, Path]) -> None:
     found = watched(files)
     assert found.value == (b"a1", b"a1")
-    replace(files["t.one"], b"a1")  # written anew, the same
+    replace(files["t.one"], b"a1")  # rewritten with the same content
     assert [found.poll() for _ in range(3)] == [False] * 3
     assert found.reloads == 0
 
