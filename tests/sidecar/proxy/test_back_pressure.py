@@ -286,7 +286,7 @@ async def test_e21_64_mib_stream_through_with_little_memory_and_latency() -> Non
     answer = json.loads(out)
     assert (answer["records"], answer["outcomes"], answer["observer_errors"]) == (4, {"ok": 4}, 0)
     assert grown < 16 << 20
-    # The proxy streams the body, so it adds at most its own work; a busy machine slows the bare relay equally (times: tests/bench)
+    # The proxy streams the body, so it adds at most its work; a busy machine slows the bare relay equally (tests/bench)
     assert cost[pid] < 2 * cost[bare_pid]
 
 
