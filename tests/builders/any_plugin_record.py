@@ -1,4 +1,4 @@
-"""Builders of the plugin's records for tests: any sane one for hypothesis, by the types of its fields."""
+"""A hypothesis strategy for valid plugin records, by the types of their fields."""
 
 from __future__ import annotations
 
@@ -60,5 +60,8 @@ def _strategy(name: str, type_name: str) -> st.SearchStrategy[Any]:
 
 
 def sane(kind: type[R]) -> st.SearchStrategy[R]:
-    """Any sane record: a field added to the class takes part by its type, or fails here with the type that is missing."""
+    """Generate any valid record of a class.
+
+    A field added to the class takes part by its type, or the strategy fails and names the missing type.
+    """
     return st.builds(kind, **{field.name: _strategy(field.name, str(field.type)) for field in fields(kind)})

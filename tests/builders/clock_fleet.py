@@ -1,4 +1,7 @@
-"""A virtual fleet whose hosts are seconds apart and drift, what is known of their clocks meanwhile, and what is true of them."""
+"""A virtual fleet whose hosts' clocks are seconds apart and drift.
+
+Tests compare what Handrail knows of the clocks during the run with the true offsets.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """A run that is over. ``plugin``: the engines have one, which alone sees what D tells P."""
+    """A run that is over.
+
+    ``plugin``: the engines have the plugin; only it sees D's messages to P.
+    """
 
     scenario: Scenario
     seed: int
@@ -33,7 +39,10 @@ class Fleet:
     shows: dict[str, HostClock]  # by host
 
     def offset(self, a: str, b: str, at_unix_ns: int) -> tuple[int, int]:
-        """The true time at which the clock of ``a`` shows ``at_unix_ns``, and what that of ``b`` shows more then."""
+        """Return the true time when the clock of ``a`` shows ``at_unix_ns``; the offset.
+
+        The offset is how much more the clock of ``b`` shows than that of ``a`` at that time.
+        """
         here = self.shows[a]
         true_ns = round((at_unix_ns - here.unix_ns(0)) / (1 + here.drift_ppm / 1e6))
         return true_ns, self.shows[b].unix_ns(true_ns) - at_unix_ns
@@ -43,7 +52,10 @@ APART_S, DRIFT_PPM = 2.0, 50.0
 
 
 def fly(scenario: Scenario, seed: int, requests: int, *, plugin: bool, faults: tuple[Fault, ...] = ()) -> Fleet:
-    """Every clock off by up to ``APART_S``, and ``DRIFT_PPM`` fast or slow or less: one host at each end of both."""
+    """Run a scenario with wrong clocks.
+
+    Every clock is off by up to ``APART_S`` and drifts by up to ``DRIFT_PPM``; one host is at each end of both ranges.
+    """
     random, hosts = Random(seed), scenario.hosts().of(FaultPlace.HOST)
 
     def spread(most: float) -> list[float]:
@@ -57,7 +69,10 @@ def fly(scenario: Scenario, seed: int, requests: int, *, plugin: bool, faults: t
 
 
 def known_offsets(fleet: Fleet) -> Iterator[tuple[int, HostClocks]]:
-    """What is known second by second, with the true time; once more when everything that was still open is decided."""
+    """Yield the known clock offsets second by second, with the true time.
+
+    Yields once more when everything that was still open is decided.
+    """
     stitcher, now = Stitcher(), 0
     made = arrivals(
         fleet.scenario, fleet.flights, fleet.faults, seed=fleet.seed, started_unix_ns=STARTED_UNIX_NS, plugin=fleet.plugin
@@ -75,14 +90,20 @@ def known_offsets(fleet: Fleet) -> Iterator[tuple[int, HostClocks]]:
 
 
 def right(fleet: Fleet, pair: Pair, interval: OffsetInterval) -> bool:
-    """Whether the truth lies within; two stamps are rounded to a nanosecond."""
+    """Return whether the interval holds the true offset.
+
+    Allows 2 ns, because two stamps are rounded to a nanosecond.
+    """
     _, true = fleet.offset(*pair, interval.at_unix_ns)
     low, high = interval.low_ns, interval.high_ns
     return (low is None or low - 2 <= true) and (high is None or true <= high + 2)
 
 
 def one_way(fleet: Fleet, until_ns: int) -> dict[Pair, int]:
-    """The smallest true time of a message from one host to another whose two ends somebody has told of; over others too."""
+    """Return the smallest true travel time of a message between each two hosts.
+
+    Counts messages whose two ends are both reported. Includes paths over other hosts.
+    """
     least: dict[Pair, int] = {}
 
     def message(a: str, b: str, sent: int | None, came: int | None) -> None:
@@ -107,7 +128,10 @@ def one_way(fleet: Fleet, until_ns: int) -> dict[Pair, int]:
 
 @dataclass(frozen=True, slots=True)
 class Width:
-    """How wide the bounds of a pair are, beside what its quickest messages took each way."""
+    """The width of a pair's clock bound, with its quickest messages' travel times.
+
+    Times are in ns, each way.
+    """
 
     at_ns: int
     pair: Pair
@@ -117,19 +141,23 @@ class Width:
 
     @property
     def of_both(self) -> float:
-        """To what both ways took together; below 1 the truth could not always be within."""
+        """Ratio of the width to the travel times of both ways together.
+
+        Below 1 the bound could not always hold the true offset.
+        """
         return self.width_ns / (self.there_ns + self.back_ns)
 
     @property
     def of_twice(self) -> float:
-        """To twice what the slower way took."""
+        """Ratio of the width to twice the travel time of the slower way."""
         return self.width_ns / 2 / max(self.there_ns, self.back_ns)
 
 
 def widths(fleet: Fleet, from_ns: int, every_ns: int = 5 * SECOND) -> list[Width]:
-    """Of every pair, as it is told now and then from ``from_ns`` on; the truth is found within each, always.
+    """Return the width of every pair's bound at intervals from ``from_ns`` on.
 
-    Routers without spans say nothing: no pair has one.
+    Asserts that each bound always holds the true offset.
+    Routers without spans report no times, so no pair includes one.
     """
     found = []
     for now, known in known_offsets(fleet):

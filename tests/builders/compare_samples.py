@@ -1,4 +1,7 @@
-"""Synthetic arms for the statistics of ``handrail compare``: one server with a queue, whose truth is known from a long run."""
+"""Synthetic arms for the statistics of ``handrail compare``.
+
+They come from one server with a queue; a long run gives the true figures.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ S = 1e9
 
 
 def queued(requests: int, rng: np.random.Generator, *, load: float = 0.6, service_ms: float = 200.0) -> tuple[Any, Any]:
-    """Arrivals (ns) and times to first token (ns) of a queue with one server: neighbours wait for each other."""
+    """Return arrivals (ns) and TTFTs (ns) of a queue with one server.
+
+    Neighbouring requests wait for each other.
+    """
     gaps = rng.exponential(service_ms / load, requests)
     services = service_ms * rng.gamma(4, 1 / 4, requests)
     steps = services[:-1] - gaps[1:]
@@ -35,7 +41,10 @@ def sample(
     engines: int = 2,
     **changes: Any,
 ) -> Sample:
-    """Streamed requests of 100 tokens out of 1,000, all of whose gaps are ``gap_ms`` (of each)."""
+    """Build a sample of streamed requests of 100 tokens out of 1,000.
+
+    ``gap_ms``: the length of all gaps of a request, for each request.
+    """
     requests = len(started_ns)
     span = Span("made", 0, int(started_ns.max() - started_ns.min()), 0, SLICES)
     slice_of = np.clip(((started_ns - started_ns.min()) / span.slice_ns).astype(np.int64), 0, SLICES - 1)
@@ -74,7 +83,7 @@ def sample(
 
 
 def stretch() -> StorePeriod:
-    """A place that is never read."""
+    """Return a store period that is never read."""
     from pathlib import Path
 
     return StorePeriod(root=Path("nowhere"), where="made")

@@ -1,4 +1,7 @@
-"""Rows of the tables that are plain dataclasses, made by the types of their fields: no two alike."""
+"""Rows of plain dataclass tables, made by the types of their fields.
+
+No two rows are alike.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ _IDS = {"trace_id": 16, "request_id": 8, "span_id": 8, "key": 8}
 
 
 def flat_row(table: Table, which: int, at_unix_ns: int, **given: Any) -> Any:
-    """One row; ``which`` makes its ids and figures."""
+    """Build one row; ``which`` sets its ids and figures."""
     flat = FLAT[table]
     found: dict[str, Any] = {}
     for place, field in enumerate(fields(flat.row)):

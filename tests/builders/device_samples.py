@@ -1,4 +1,7 @@
-"""Samples of devices as a host with eight GPUs, RDMA ports and a NIC would give them: for size and speed, and for tracks."""
+"""Device samples of a host with eight GPUs, RDMA ports and a NIC.
+
+Tests use them for size, for speed, and for tracks.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ GPU_TABLE = (
     CounterDef(names.GPU_DRAM_ACTIVE, QuantityKind.GAUGE, "1", "Share of cycles in which the memory interface was active", ""),
     CounterDef(names.GPU_NVLINK_BYTES, QuantityKind.COUNTER, "By", "Bytes over all NVLinks", "", "direction"),
 )
-"""As far as the metrics' texts are concerned."""
+"""The GPU counters as far as the texts of metrics need them."""
 
 
 def process(host: str = "p0", role: Role = Role.PREFILL, instance: str = "") -> Process:
-    """A sidecar's on that host."""
+    """Build the process record of a sidecar on that host."""
     return Process(
         role=role,
         instance=instance or f"{host}:8000",
@@ -37,7 +40,7 @@ def process(host: str = "p0", role: Role = Role.PREFILL, instance: str = "") -> 
 
 
 def gpu(index: int = 0, host: str = "p0", **more: object) -> Device:
-    """One H100 of eight."""
+    """Build one H100 of eight."""
     made = Device(
         kind=DeviceKind.GPU,
         key=f"GPU-{host}-{index:02d}00-4a1b-9c2d-0123456789ab",
@@ -49,25 +52,25 @@ def gpu(index: int = 0, host: str = "p0", **more: object) -> Device:
 
 
 def port(number: int = 0, **more: object) -> Device:
-    """One 400 Gb/s port."""
+    """Build one 400 Gb/s port."""
     made = Device(kind=DeviceKind.RDMA, key=f"mlx5_{number}/1", product="MT4129", line_rate_bytes=50_000_000_000)
     return replace(made, **more)  # type: ignore[arg-type]  # by name
 
 
 def gauge(name: str, value: float, label: str = "") -> DeviceValue:
-    """A value."""
+    """Build a gauge value."""
     return DeviceValue(name=name, value=value, label=label)
 
 
 def counter(name: str, value: int, label: str = "", since: int = COUNTING_SINCE) -> DeviceValue:
-    """A total."""
+    """Build a counter value."""
     return DeviceValue(name=name, value=value, label=label, start_unix_ns=since)
 
 
 def sample(
     device: Device, at_unix_ns: int, *values: DeviceValue, of: Process | None = None, took_ns: int = 900_000
 ) -> DeviceSample:
-    """With values by name and label, as they are read back."""
+    """Build a sample with values by name and label, as they are read back."""
     return DeviceSample(
         process=of or process(),
         source={DeviceKind.GPU: Source.NVML, DeviceKind.RDMA: Source.RDMA, DeviceKind.NIC: Source.NIC}[device.kind],
@@ -83,14 +86,17 @@ _THROTTLES = ("sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_
 
 @dataclass(slots=True)
 class Busy:
-    """One GPU with 29 counters that move as an H100's under load do: percentages of NVML in hundredths, GPM in finer steps."""
+    """One GPU with 29 counters that move as an H100's do under load.
+
+    NVML's percentages come in hundredths, GPM values in finer steps.
+    """
 
     device: Device
     rng: random.Random
     totals: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def values(self, step_s: float) -> tuple[DeviceValue, ...]:
-        """After another ``step_s``."""
+        """Return the values after another ``step_s``."""
         rng = self.rng
         load = rng.betavariate(4, 2)
         found = [
@@ -125,7 +131,10 @@ class Busy:
 
 
 def busy_host(seconds: float, rate_hz: int = 10, gpus: int = 8, host: str = "p0", seed: int = 1) -> Iterator[list[DeviceSample]]:
-    """Samples of each instant of a host; instants jitter by some 100 us as a sampler's do."""
+    """Yield the samples of each instant of a host.
+
+    Instants jitter by some 100 us, as a sampler's do.
+    """
     rng = random.Random(seed)
     devices = [Busy(gpu(index, host), random.Random(f"{seed}-{host}-{index}")) for index in range(gpus)]
     of = process(host)
@@ -144,5 +153,5 @@ def busy_host(seconds: float, rate_hz: int = 10, gpus: int = 8, host: str = "p0"
 
 
 def flattened(instants: Sequence[list[DeviceSample]]) -> list[DeviceSample]:
-    """All of them, oldest first."""
+    """Return all samples, oldest first."""
     return sorted((one for each in instants for one in each), key=lambda one: (one.at_unix_ns, one.device.key))

@@ -1,4 +1,7 @@
-"""A request with the samples of its two hosts in a store: P prefills, then D reads the KV over RDMA."""
+"""A request in a store, with the device samples of its two hosts.
+
+P prefills, then D reads the KV over RDMA.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +40,16 @@ ROW = request_row(
     ttfb_ns=2000 * MS,
     duration_ns=4 * S,
 )
-"""2 s to its first token: 0.4 queued, 0.9 computed at P, 0.65 of KV transfer."""
+"""A request with a TTFT of 2 s.
+
+It is 0.4 s queued and 0.9 s computed at P; its KV transfer takes 0.65 s.
+"""
 
 Load = Callable[[float], float]
 
 
 def between(begin_s: float, end_s: float, high: float, low: float = 0.02) -> Load:
-    """``high`` within the time, ``low`` outside."""
+    """Build a series that is ``high`` inside a time span and ``low`` outside."""
     return lambda at: high if begin_s <= at < end_s else low
 
 
@@ -59,7 +65,10 @@ def samples_of(
     links: bool = True,
     engine: str = "",
 ) -> list[DeviceSample]:
-    """From 1 s before the request to 1 s after its end, by the host's clock, which is ``shift_ns`` ahead of the edge's."""
+    """Build a host's samples from 1 s before the request to 1 s after its end.
+
+    Times are by the host's clock, which is ``shift_ns`` ahead of the edge's.
+    """
     of = PROCESSES[host]
     made = []
     total = 10**15
@@ -75,7 +84,7 @@ def samples_of(
                 counter(names.GPU_NVLINK_BYTES, 10**14, names.TRANSMIT),
                 counter(names.GPU_PCIE_BYTES, 10**12 + (total - 10**15) // gpus, way),
             )
-            if tick == -10:  # told every 10 s
+            if tick == -10:  # sampled every 10 s
                 values += (gauge(names.GPU_PCIE_LINE, 63e9),)
             made.append(sample(gpu(index, host, engine=engine), at, *values, of=of))
         total += round(bytes_a_second(seconds) * TICK / S)
@@ -85,7 +94,7 @@ def samples_of(
 
 
 def ordinary(shift_ns: int = 0) -> list[DeviceSample]:
-    """What both hosts sampled; P's clock is ``shift_ns`` ahead."""
+    """Build the samples of both hosts; P's clock is ``shift_ns`` ahead."""
     return [
         *samples_of(
             "host-p",
@@ -100,7 +109,7 @@ def ordinary(shift_ns: int = 0) -> list[DeviceSample]:
 
 
 def evidence() -> list[SpanRow]:
-    """The spans that say which host is which."""
+    """Build the spans that show which host runs which engine."""
     made = []
     for number, (role, instance, host) in enumerate((("edge", EDGE, "e"), ("prefill", P, "p"), ("decode", D, "d"))):
         resource = {names.HOST_ID: f"id-{host}", names.HOST_NAME: f"host-{host}", names.ROLE: role, names.INSTANCE: instance}
@@ -110,7 +119,7 @@ def evidence() -> list[SpanRow]:
 
 
 def span(span_id: str, role: str, instance: str, resource: dict[str, Any]) -> SpanRow:
-    """One that says nothing else."""
+    """Build a span that holds nothing else."""
     return SpanRow(
         offset=ROW.first_offset,
         trace_id=ROW.trace_id,
@@ -137,7 +146,7 @@ def span(span_id: str, role: str, instance: str, resource: dict[str, Any]) -> Sp
 
 
 def pair(host: str, peer: str, low_ns: int | None, high_ns: int | None) -> ClockPairRow:
-    """Known at about the request's time."""
+    """Build a clock bound that is known at about the request's time."""
     return ClockPairRow(
         at_unix_ns=STARTED,
         key=f"{hash((host, peer)) & 0xFFFFFFFF:016x}",
@@ -156,7 +165,7 @@ def stored(
     row: RequestRow = ROW,
     spans: Sequence[SpanRow] | None = None,
 ) -> Path:
-    """A collector's data folder with all of it."""
+    """Write all of it to a collector's data folder; return the folder."""
     publisher = StorePublisher(root / "store")
     publisher.open()
     flat: dict[Table, list[Any]] = {Table.CLOCK_PAIRS: list(pairs)}

@@ -1,4 +1,7 @@
-"""Builders of what doctor judges: each makes a good case, which a test then spoils in one place."""
+"""Builders of the facts that doctor judges.
+
+Each builder makes a good case, and a test spoils it in one place.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ SOCKET = {"HANDRAIL_SOCKET": "/run/handrail/engine.sock"}
 
 
 def setup(side: PairSide, **more: Any) -> Setup:
-    """An engine's command line that is as it should be."""
+    """Build an engine's command line without a mistake."""
     role = "kv_producer" if side is P else "kv_consumer"
     given: dict[str, Any] = {
         "by": f"pair.yaml: {side.value}",
@@ -45,19 +48,19 @@ def setup(side: PairSide, **more: Any) -> Setup:
 
 
 def live(**more: Any) -> LiveEngine:
-    """An engine that answers everything."""
+    """Build a running engine that answers every query."""
     families = frozenset({"vllm:num_requests_running", "vllm:time_to_first_token_seconds"})
     given = {"health": HttpAnswer(status=200), "metrics": HttpAnswer(status=200), "models": ("qwen",), "families": families}
     return LiveEngine(**{**given, **more})
 
 
 def view(side: PairSide, *setups: Setup, **more: Any) -> EngineView:
-    """One side by its setups; without any, a good one."""
+    """Build one side of a pair from its setups; without setups, a good side."""
     return EngineView(side=side, setups=setups or (setup(side),), **more)
 
 
 def gpus(count: int = 2, *, read: P2pStatus | None = P2pStatus.OK, nvlink: bool = False, **more: Any) -> GpusFacts:
-    """Equal GPUs, all peers of each other."""
+    """Build equal GPUs that are all peers of each other."""
     linked = P2pStatus.OK if nvlink else P2pStatus.NOT_SUPPORTED
     pairs = [P2p(source=a, target=b, read=read, write=read, nvlink=linked) for a in range(count) for b in range(count) if a != b]
     given: dict[str, Any] = {"name": "NVIDIA X", "pcie_now": (4, 16), "pcie_most": (4, 16)}
@@ -68,7 +71,7 @@ def gpus(count: int = 2, *, read: P2pStatus | None = P2pStatus.OK, nvlink: bool 
 
 
 def port(adapter: str = "mlx5_0", **more: Any) -> RdmaPort:
-    """A port that is up."""
+    """Build an RDMA port that is up."""
     given: dict[str, Any] = {
         "adapter": adapter,
         "port": 1,
@@ -82,7 +85,7 @@ def port(adapter: str = "mlx5_0", **more: Any) -> RdmaPort:
 
 
 def host(**more: Any) -> HostFacts:
-    """D's host, without GPUs and adapters."""
+    """Build D's host, without GPUs and adapters."""
     given: dict[str, Any] = {
         "here": frozenset({D}),
         "gpus": gpus(0),
@@ -94,19 +97,22 @@ def host(**more: Any) -> HostFacts:
 
 
 def model(name: str = "qwen2.5-7b", **serving: Any) -> Sizes:
-    """A published model as it is served."""
+    """Build a published model as an engine serves it."""
     return sizes(read_model(CONFIGS / f"{name}.json"), Serving(**serving))
 
 
 def facts(*engines: EngineView, placement: Placement = Placement.ACROSS_HOSTS, **more: Any) -> Facts:
-    """A pair across hosts, both sides known; ``engines`` replace sides."""
+    """Build a pair across hosts with both sides known.
+
+    ``engines`` replaces sides.
+    """
     sides: Mapping[PairSide, EngineView] = {**{side: view(side) for side in SIDES}, **{each.side: each for each in engines}}
     given: dict[str, Any] = {"options": DoctorOptions(tokens=8000), "host": host(), "sizes": model()}
     return Facts(engines=sides, placement=placement, **{**given, **more})
 
 
 def same_host(*engines: EngineView, **more: Any) -> Facts:
-    """Both engines on this host, on GPU 0 and GPU 1."""
+    """Build a pair with both engines on this host, on GPU 0 and GPU 1."""
     given: dict[str, Any] = {
         "host": host(here=frozenset(SIDES), gpus=gpus()),
         "options": DoctorOptions(tokens=8000, gpus={P: (0,), D: (1,)}),
@@ -115,18 +121,21 @@ def same_host(*engines: EngineView, **more: Any) -> Facts:
 
 
 def found(whole: Facts, check: str) -> CheckResult | None:
-    """The finding of one check; None where it does not concern these facts. Fails where there are two."""
+    """Return the finding of one check; None when the check does not apply.
+
+    Fails when there are two findings.
+    """
     listed: Sequence[CheckResult] = [each for group in findings(whole).values() for each in group if each.check == check]
     assert len(listed) <= 1, listed
     return listed[0] if listed else None
 
 
 def verdict(whole: Facts, check: str) -> CheckStatus | None:
-    """Its verdict alone."""
+    """Return the verdict of one check."""
     finding = found(whole, check)
     return finding.verdict if finding is not None else None
 
 
 def failures(whole: Facts) -> set[str]:
-    """The checks that fail."""
+    """Return the checks that fail."""
     return {each.check for group in findings(whole).values() for each in group if each.verdict is CheckStatus.FAIL}

@@ -1,4 +1,4 @@
-"""Samples of an engine's page, as a vLLM with two data-parallel engines gives them."""
+"""Samples of the metrics page of a vLLM with two data-parallel engines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from handrail.records import EngineHistogram, EngineSample, EngineValue, Source
 
 
 def engine_sample(number: int, engines: tuple[str, ...] = ("0", "1")) -> EngineSample:
-    """The ``number``-th scrape, every five seconds; values in the order of the schema."""
+    """Build the ``number``-th scrape, one every five seconds.
+
+    Values are in the order of the schema.
+    """
     return EngineSample(
         process=process("d0"),
         source=Source.METRICS,

@@ -1,4 +1,7 @@
-"""Builders of exchanges for tests: ``exchange(...)`` for one, ``exchanges()`` for hypothesis."""
+"""Builders of exchanges for tests.
+
+``exchange(...)`` makes one; ``exchanges()`` is a hypothesis strategy.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ PROCESS: Final = Process(
 
 
 def exchange(number: int = 0, **changed: Any) -> Exchange:
-    """A streamed chat request as a decode sidecar sees it; ``number`` sets its ids and, a little, its times."""
+    """Build a streamed chat request as a decode sidecar sees it.
+
+    ``number`` determines its ids and, slightly, its times.
+    """
     values: dict[str, Any] = {
         "process": PROCESS,
         "source": Source.PROXY,
@@ -126,7 +132,10 @@ _by_type["KvParams | None"] = st.none() | st.builds(
 
 
 def exchanges() -> st.SearchStrategy[Exchange]:
-    """Any sane exchange: a field added to ``Exchange`` takes part by its type, or fails here with the type that is missing."""
+    """Generate any valid exchange.
+
+    A field added to ``Exchange`` takes part by its type, or the strategy fails and names the missing type.
+    """
     by_name = {field.name: _by_type[str(field.type)] for field in fields(Exchange)}
     return st.builds(
         Exchange, **{**by_name, "arrival_unix_ns": st.integers(1, 2**62 - 1), "status": st.none() | st.integers(100, 999)}

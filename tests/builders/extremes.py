@@ -1,4 +1,4 @@
-"""OTLP requests with numbers at the edges of their types, in any field that holds one."""
+"""OTLP requests with numbers at the limits of their types, in any field."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _EXTREMES: Final[dict[int, tuple[Any, ...]]] = {
 
 
 def make_extreme(message: Message, rng: random.Random, share: float) -> int:
-    """Replace about ``share`` of the numbers in ``message``, in place; how many were replaced."""
+    """Replace about ``share`` of the numbers in ``message``, in place.
+
+    Returns how many were replaced.
+    """
     replaced = 0
     for kind, value in message.ListFields():
         repeated = kind.is_repeated

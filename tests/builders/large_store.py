@@ -1,8 +1,9 @@
-"""A store of many generated requests over hours of a day, made by columns: ten million in about two minutes.
+"""A store of many generated requests over hours of a day, written by columns.
 
-Requests are those of ``tests/builders/store_rows.py`` again and again, each with new ids, another start, and all of its phases
-longer or
-shorter by one random factor. In one hour one prefill host lets a part of its requests wait, which is what there is to find.
+Ten million requests take about two minutes.
+The requests of ``tests/builders/store_rows.py`` repeat, each with new ids, another start, and all of its phases scaled by one
+random factor.
+In one hour a part of the requests of one prefill host waits; the analysis must find it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _QUEUE = phase_column(Phase.PREFILL_QUEUE.value)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """How many, over how many hours; in ``bad_hour`` a share of the requests of ``bad_host`` waits ``wait_ns`` for P."""
+    """The number of requests and the hours that they cover.
+
+    In ``bad_hour`` a share of the requests of ``bad_host`` waits ``wait_ns`` for P.
+    """
 
     requests: int
     hours: int = 24
@@ -40,17 +44,20 @@ class Made:
 
     @property
     def first_unix_ns(self) -> int:
-        """Where the first hour begins."""
+        """Start of the first hour."""
         return FIRST_HOUR * HOUR_NS
 
     @property
     def end_unix_ns(self) -> int:
-        """Where the last hour ends."""
+        """End of the last hour."""
         return (FIRST_HOUR + self.hours) * HOUR_NS
 
 
 def fill(folder: Path, made: Made) -> tuple[str, str]:
-    """Publish them, an hour a file; the client id and the request id of one in the middle."""
+    """Publish the requests, one file per hour.
+
+    Returns the client id and the request id of a request in the middle.
+    """
     kinds = _with_hosts(requests_table(request_rows(made.kinds)))
     random = np.random.default_rng(11)
     known = ("", "")
@@ -72,7 +79,10 @@ def fill(folder: Path, made: Made) -> tuple[str, str]:
 
 
 def _with_hosts(table: pa.Table) -> pa.Table:
-    """Hosts p0, p1, … and d0, d1, … by the last number of the instance's address."""
+    """Assign the hosts p0, p1, … and d0, d1, … to the engine instances.
+
+    The last number of the instance's address is the host's number.
+    """
     for role in ("prefill", "decode"):
         name = f"{role}_host"
         hosts = pc.replace_substring_regex(table[f"{role}_instance"], r".*\.(\d+):.*", rf"{role[0]}\1")

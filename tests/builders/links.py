@@ -1,4 +1,7 @@
-"""Hand-offs and samples of devices of a small fleet: hosts p0, p1 and d0, one link of 470 MB hand-offs unless said otherwise."""
+"""Hand-offs and device samples of a small fleet: hosts p0, p1 and d0.
+
+By default one link carries hand-offs of 470 MB.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def hand_off(
     whole_s: float | None = None,
     moved: bool = True,
 ) -> HandOff:
-    """Bytes that moved from ``at_s`` for ``took_s`` seconds."""
+    """Build a hand-off whose bytes moved from ``at_s`` for ``took_s`` seconds."""
     begin = BEGAN + round(at_s * S)
     piece = Piece(begin, begin + round(took_s * S), size, round(bound_s * S))
     return HandOff(
@@ -56,7 +59,7 @@ ETH = Device(kind=DeviceKind.NIC, key="eth0", product="adapter, mlx5_core", line
 LO = Device(kind=DeviceKind.NIC, key="lo", product="loopback")
 
 Moved = Callable[[float], float]
-"""Bytes since the run began, by seconds."""
+"""Bytes since the run began, as a function of seconds."""
 
 
 def nothing(_: float) -> float:
@@ -64,7 +67,10 @@ def nothing(_: float) -> float:
 
 
 def by(hand_offs: Iterable[HandOff], *, times: float = 1.0, background: float = 20_000.0) -> Moved:
-    """What a device that carries them has moved: ``times`` as much, and ``background`` bytes a second besides."""
+    """Return the bytes that a device has moved when it carries these hand-offs.
+
+    It moves ``times`` as much as they need, plus ``background`` bytes per second.
+    """
     pieces = [piece for one in hand_offs for piece in one.pieces]
 
     def moved(at_s: float) -> float:
@@ -77,7 +83,7 @@ def by(hand_offs: Iterable[HandOff], *, times: float = 1.0, background: float = 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What one device of a host does."""
+    """What one device of a host does during the run."""
 
     host: str
     device: Device = ETH
@@ -85,11 +91,11 @@ class Host:
     received: Moved = nothing
     up: bool = True
     errors: tuple[tuple[str, int], ...] = ()  # at the end
-    ahead_s: float = 0.0  # its wall clock
+    ahead_s: float = 0.0  # the host's wall clock
     sender: str = ""
 
     def samples(self, until_s: float, every_s: float = 0.5, *, from_s: float = 0.0) -> list[DeviceSample]:
-        """At even times."""
+        """Sample the devices at even times."""
         steps = round((until_s - from_s) / every_s)
         return [self._sample(from_s + step * every_s, first=step == 0, last=step == steps) for step in range(steps + 1)]
 
@@ -119,7 +125,11 @@ def devices(hosts: Sequence[Host], until_s: float, every_s: float = 0.5) -> list
 
 
 def fetch_row(at: int, **changed: object) -> FetchRow:
-    """A pull from p0 that began ``at`` seconds after the run: 100 MB in 30 ms, 20 ms after it was known."""
+    """Build the row of a KV fetch from p0.
+
+    It began ``at`` seconds after the run did.
+    By default it moves 100 MB in 30 ms, from 20 ms after D knew the request.
+    """
     base: dict[str, object] = {
         "started_unix_ns": BEGAN + at * S,
         "trace_id": f"{at:032x}",

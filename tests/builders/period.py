@@ -1,4 +1,7 @@
-"""Made periods: hosts p0 p1, d0 d1, a request every 100 ms, and what a fault in the middle third makes longer."""
+"""Made periods with a fault in their middle third.
+
+Hosts are p0, p1, d0 and d1; a request arrives every 100 ms; the fault makes phases longer.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ Change = Callable[[RequestRow], dict[str, float]]
 
 
 def usual(number: int, random: Random) -> RequestRow:
-    """A healthy request whose prefill takes 50 µs a token; ``unattributed`` at D takes 30 ms."""
+    """Build a healthy request whose prefill takes 50 µs per token.
+
+    ``unattributed`` at D takes 30 ms.
+    """
     tokens = 500 + 100 * (number % 30)
     row = request_row(
         (
@@ -36,13 +42,16 @@ def usual(number: int, random: Random) -> RequestRow:
 
 
 def slower(row: RequestRow, **more_ms: float) -> RequestRow:
-    """The same with phases that took longer."""
+    """Return the same request with longer phases."""
     phases = tuple(replace(p, duration_ns=p.duration_ns + round(more_ms.get(p.phase, 0) * MS)) for p in row.phases)
     return replace(row, phases=phases, ttft_token_ns=sum(p.duration_ns for p in phases))
 
 
 def period(change: Change | None = None, requests: int = 1200) -> tuple[list[RequestRow], list[int]]:
-    """A period in whose middle third ``change`` says what takes longer, in ms; and which requests it touched."""
+    """Build a period in whose middle third ``change`` makes phases longer.
+
+    ``change`` returns the extra ms by phase. Also returns the numbers of the requests that it changed.
+    """
     random, rows, touched = Random(1), [], []
     for number in range(requests):
         row = usual(number, random)

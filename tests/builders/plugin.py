@@ -1,4 +1,7 @@
-"""Builders of the plugin's records for tests: say what matters, get the rest. Times in ms after ``EPOCH``."""
+"""Builders of the plugin's records for tests; every field has a default.
+
+Times are in ms after ``EPOCH``.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def times(
     instance: str | None = None,
     **more: Any,
 ) -> EngineTimes:
-    """Scheduled, first token and finished so many ms after it was queued."""
+    """Build the times scheduled, first token and finished, in ms after queued."""
     base = EngineTimes(
         process=process(role, instance, host),
         source=Source.PLUGIN,
@@ -78,7 +81,7 @@ def fetch(
     handshake_ms: tuple[float, float] | None = None,
     **more: Any,
 ) -> KvFetch:
-    """A pull that went well; offsets in ms after it was known."""
+    """Build a KV fetch that succeeded; offsets are in ms after it was known."""
     base = KvFetch(
         process=process(role, instance, host),
         source=Source.PLUGIN,
@@ -129,7 +132,7 @@ def publish(
     lease_ms: float = 30_000,
     **more: Any,
 ) -> KvPublish:
-    """KV kept by P; offsets in ms after it was published."""
+    """Build a publish: KV that P keeps; offsets are in ms after it was published."""
     base = KvPublish(
         process=process(Role.PREFILL, instance, host),
         source=Source.PLUGIN,
@@ -159,7 +162,7 @@ def publish(
 def fact(
     kind: LogKind, role: Role, at_ms: float, rid: str | None, *, host: str = "h1", instance: str | None = None, **more: Any
 ) -> LogFact:
-    """What a line of an engine's log says."""
+    """Build the fact that a line of an engine's log states."""
     base = LogFact(
         process=process(role, instance, host),
         source=Source.LOG,
@@ -176,7 +179,7 @@ def fact(
 
 
 def happened(kind: ProcessEventKind, role: Role, at_ms: float, **more: Any) -> ProcessEvent:
-    """An event of an engine's process."""
+    """Build an event of an engine's process."""
     base = ProcessEvent(
         process=process(role),
         source=Source.PLUGIN,
@@ -191,7 +194,7 @@ def happened(kind: ProcessEventKind, role: Role, at_ms: float, **more: Any) -> P
 
 
 def facts_of(role: Role, at_ms: float = 0, **more: Any) -> EngineFacts:
-    """What an engine is."""
+    """Build the facts about an engine."""
     base = EngineFacts(
         process=process(role),
         source=Source.PLUGIN,
@@ -209,10 +212,10 @@ def facts_of(role: Role, at_ms: float = 0, **more: Any) -> EngineFacts:
 
 
 def altered(record: Any, **changes: Any) -> Any:
-    """A copy of any record with these fields, for tests that do not care of which kind it is."""
+    """Return a copy of a record of any kind with these fields."""
     return replace(record, **changes)
 
 
 def loose(record: Any, **changes: Any) -> Any:
-    """``record`` without a parent, as where the engine knew no trace context."""
+    """Return ``record`` without a parent, as when the engine knew no trace context."""
     return replace(record, ids=replace(record.ids, parent_span_id="", **changes))

@@ -1,4 +1,4 @@
-"""Builders of records for tests: say what matters, get the rest."""
+"""Builders of records for tests; every field has a default."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ EPOCH = 1_700_000_000 * 10**9
 
 
 def process(role: Role, instance: str | None = None, host: str = "h1") -> Process:
-    """An observed process; the same host shares a clock."""
+    """Build an observed process; processes of one host share a clock."""
     return Process(role=role, instance=instance or f"{role.value}:8000", host=host, host_name=host)
 
 
 def ids(trace: str = "t1", parent: Record | str = "", span: str | None = None) -> SpanIds:
-    """Ids from short names; ``parent`` may be the record above."""
+    """Build ids from short names; ``parent`` may be the record above."""
     if not isinstance(parent, str):
         return SpanIds(trace_id=parent.ids.trace_id, span_id=span or new_span_id(), parent_span_id=parent.ids.span_id)
     return SpanIds(trace_id=trace.encode().hex().rjust(32, "0"), span_id=span or new_span_id(), parent_span_id=parent)
@@ -37,7 +37,7 @@ def exchange(
     ttft_ms: float | None = None,
     **more: Any,
 ) -> Exchange:
-    """A streamed exchange that ended well; offsets in ms after ``EPOCH``."""
+    """Build a streamed exchange that ended well; offsets are in ms after ``EPOCH``."""
     base = Exchange(
         process=process(role, instance, host),
         source=Source.PROXY,
@@ -70,7 +70,7 @@ def engine(
     ttft_ms: float | None = None,
     **more: Any,
 ) -> EngineRequest:
-    """What vLLM says of one request."""
+    """Build vLLM's own span of one request."""
     base = EngineRequest(
         process=process(role, instance, host),
         source=Source.OTLP,
@@ -91,7 +91,7 @@ def engine(
 
 
 def router(at_ms: float, for_ms: float, *, parent: Record | str = "", kind: str = "server", **more: Any) -> RouterCall:
-    """A router's span."""
+    """Build a router's span."""
     base = RouterCall(
         process=process(Role.ROUTER),
         source=Source.OTLP,
@@ -105,15 +105,16 @@ def router(at_ms: float, for_ms: float, *, parent: Record | str = "", kind: str 
 
 
 def kv(request: str, engine_id: str = "engine-p") -> KvParams:
-    """Connector keys as P publishes them and D is told to read them."""
+    """Build the connector keys that P publishes and that D gets for its read."""
     return KvParams(do_remote_prefill=True, do_remote_decode=False, remote_engine_id=engine_id, remote_request_id=request)
 
 
 def split_request(
     rid: str = "req-a", trace: str = "t1", at_ms: float = 0, host_p: str = "h1", host_d: str = "h1"
 ) -> dict[str, Record]:
-    """One streamed P/D request seen by everything: edge 0-1000 ms, P 10-110, D 130-990, first token at 300 ms.
+    """Build the records of one streamed P/D request that every process observed.
 
+    Edge 0-1000 ms, P 10-110, D 130-990, first token at 300 ms.
     P: 1 ms to the engine, 20 ms queue, 60 ms compute. D: 2 ms to the engine, 100 ms KV and queue, 15 ms first step.
     """
     edge = exchange(Role.EDGE, at_ms, 1000, rid=rid, trace=trace, ttft_ms=300)

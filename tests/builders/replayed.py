@@ -1,6 +1,7 @@
-"""Recordings as if they were made now: all absolute times in one move by the same amount.
+"""Move recordings to the present: shift all absolute times by the same amount.
 
-A recording that is played into anything with a clock goes through here. What decodes bytes alone reads the files as they are.
+Every recording that is replayed into code with a clock goes through here.
+Tests that only decode bytes read the files as they are.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from handrail.plugin.events import FIELDS
 from handrail_sidecar.plugin_merge.stamps import BEGINS
 
 RECORDINGS: Final = Path(__file__).parents[1] / "data/recordings"
-RECORDED_YEAR: Final = 2026  # vLLM's log lines print none
+RECORDED_YEAR: Final = 2026  # vLLM's log lines print no year
 _STAMP: Final = re.compile(r"(?<= )\d\d-\d\d \d\d:\d\d:\d\d(?= )")
 _UNIX: Final = "_unix_nano"
 
@@ -28,12 +29,15 @@ M = TypeVar("M", bound=Message)
 
 
 def plugin(role: str, end_ns: int | None = None, end_unix_ns: int | None = None) -> list[bytes]:
-    """The plugin's datagrams, the last of them sent at ``end_ns`` of the monotonic clock; by default both clocks' now."""
+    """Return the plugin's datagrams, the last one sent at ``end_ns`` (monotonic).
+
+    By default both clocks end now.
+    """
     packets = [json.loads(line) for line in (RECORDINGS / f"plugin/{role}.jsonl").read_bytes().splitlines()]
     last_ns, last_unix_ns = max(packet[5] for packet in packets), max(packet[6] for packet in packets)
     first_ns = min(event[1] for packet in packets for event in packet[8])
     if end_ns is None:
-        end_ns = max(time.monotonic_ns(), last_ns - first_ns)  # of a host that booted seconds ago: a little ahead
+        end_ns = max(time.monotonic_ns(), last_ns - first_ns)  # on a host that booted seconds ago: a little ahead
     shift = end_ns - last_ns
     turned = (time.time_ns() if end_unix_ns is None else end_unix_ns) - last_unix_ns
     for packet in packets:
@@ -49,7 +53,10 @@ def plugin(role: str, end_ns: int | None = None, end_unix_ns: int | None = None)
 
 
 def log_lines(name: str, end_unix_ns: int | None = None, zone: tzinfo | None = None) -> list[str]:
-    """An engine's log, its last line stamped with ``end_unix_ns`` (by default now) in ``zone`` (None: the process's)."""
+    """Return an engine's log whose last line is at ``end_unix_ns`` (default: now).
+
+    ``zone``: the time zone of the stamps; None means the process's.
+    """
     lines = (RECORDINGS / f"log_{name}.txt").read_text(encoding="utf-8").splitlines()
     end = datetime.fromtimestamp((time.time_ns() if end_unix_ns is None else end_unix_ns) // 10**9, zone)
     shift = end.replace(tzinfo=None) - max(stamp for line in lines for stamp in stamps(line))
@@ -57,7 +64,7 @@ def log_lines(name: str, end_unix_ns: int | None = None, zone: tzinfo | None = N
 
 
 def stamps(line: str, year: int = RECORDED_YEAR) -> Iterator[datetime]:
-    """The times that a line of a recorded log shows, without a zone."""
+    """Yield the times that a line of a recorded log shows, without a zone."""
     return (datetime.strptime(f"{year}-{found[0]}", "%Y-%m-%d %H:%M:%S") for found in _STAMP.finditer(line))
 
 
@@ -70,7 +77,10 @@ def _moved(shift: timedelta) -> Callable[[re.Match[str]], str]:
 
 
 def otlp(payload: bytes, kind: type[M], end_unix_ns: int | None = None) -> bytes:
-    """An export request (``kind``: its class) whose latest time is ``end_unix_ns``, by default now."""
+    """Return an export request whose latest time is ``end_unix_ns`` (default: now).
+
+    ``kind``: the request's class.
+    """
     request = kind.FromString(payload)
     times = [(message, field, getattr(message, field)) for message, field in _times(request)]
     shift = (time.time_ns() if end_unix_ns is None else end_unix_ns) - max((at for _, _, at in times), default=0)

@@ -1,6 +1,7 @@
-"""The request heads that the proxy's tests use, in one place: id, bytes, and the status of a refusal or None where it is taken.
+"""The request heads that the proxy's tests share.
 
-Whoever adds a head to a test of the proxy adds it here: ``test_head_cuts`` reads each in all ways that TCP may cut it.
+Each has an id, its bytes, and the status of its refusal, or None where the proxy accepts it.
+Add every new head here: ``test_head_cuts`` reads each head with all cuts that TCP may make.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from typing import Final
 from harness.proxy import DATA, case, post
 
 LIMIT: Final = 4096
-"""Of a head in these tests."""
+"""Limit of a head's size in these tests, in bytes."""
 
 _TRACE: Final = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """``status``: 400, 405 or 431 where it is refused; None where it is taken."""
+    """One request head.
+
+    ``status``: 400, 405 or 431 when the proxy refuses it; None when it accepts it.
+    """
 
     name: str
     raw: bytes
@@ -26,12 +30,12 @@ class Head:
 
 
 def raw(*lines: str, start: str = "POST /v1/completions HTTP/1.1") -> bytes:
-    """A head of these lines."""
+    """Build a head from these lines."""
     return "\r\n".join((start, *lines, "", "")).encode("latin-1")
 
 
 def _posted(headers: dict[str, str] | list[list[str]] | str, path: str = "/v1/completions") -> bytes:
-    """The head of ``post``."""
+    """Return the head that ``post`` sends."""
     if not isinstance(headers, str):
         pairs = headers.items() if isinstance(headers, dict) else headers
         headers = "".join(f"{key}: {value}\r\n" for key, value in pairs)

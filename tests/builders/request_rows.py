@@ -1,4 +1,7 @@
-"""Made request rows of the kinds that people meet: for the waterfall, the table and the API client."""
+"""Made request rows of common kinds.
+
+The tests of the waterfall, the table and the API client use them.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ KV_AND_QUEUE = ("kv_wait", "kv_handshake", "kv_transfer", "kv_notice", "decode_q
 
 
 def request_row(phases: tuple[PhaseRow, ...], **changes: Any) -> RequestRow:
-    """A streamed chat request with an edge, whose TTFT is the sum of the phases."""
+    """Build a streamed chat request with an edge; its TTFT is the sum of the phases."""
     ttft_ns = sum(each.duration_ns for each in phases) or None
     row = RequestRow(
         request_id="00f067aa0ba902b7",
@@ -103,7 +106,7 @@ def request_row(phases: tuple[PhaseRow, ...], **changes: Any) -> RequestRow:
 def spread(
     queue: float = 4.1, compute: float = 61, hops: float = 6.2, hidden: float = 21, first_step: float = 14.2
 ) -> tuple[PhaseRow, ...]:
-    """The phases of an ordinary request without a plugin in the engines, in ms."""
+    """Return the phases of an ordinary request without the plugin, in ms."""
     return (
         phase("prefill_admission", 1.21, "prefill", bound_ms=0.4),
         phase("prefill_queue", queue, "prefill", "otlp"),

@@ -1,4 +1,4 @@
-"""What is explained of made requests: through a real store."""
+"""Explain made requests through a real store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Streams with stalls and what their engine did meanwhile, for tests. Times in ms after ``EPOCH``."""
+"""Streams with stalls and what their engine did meanwhile, for tests.
+
+Times are in ms after ``EPOCH``.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ def stream(
     turns: Iterable[tuple[float, str]] = (),
     **more: Any,
 ) -> Exchange:
-    """An exchange with these gaps after its first token, and the stalls that a proxy finds in them."""
+    """Build an exchange with these gaps after its first token.
+
+    Includes the stalls that a proxy finds in them.
+    """
     gaps = [round(gap * MS) for gap in gaps_ms]
     ends = list(accumulate(gaps, initial=round(ttft_ms * MS)))[1:]
     sketch, watch = GapSketch(), StallWatch()
@@ -50,7 +56,7 @@ def stream(
 
 
 def step(at_ms: float, took_ms: float, *, usual_ms: float = 10, landed: bool = False, **more: Any) -> Iteration:
-    """A long step of D, told in full."""
+    """Build a long step of D with all its fields."""
     return Iteration(
         process=process(Role.DECODE),
         source=Source.PLUGIN,
@@ -65,7 +71,7 @@ def step(at_ms: float, took_ms: float, *, usual_ms: float = 10, landed: bool = F
 
 
 def seconds(first_ms: float, last_ms: float, **more: Any) -> list[Iteration]:
-    """Rollups of that time."""
+    """Build per-second rollups of a time span."""
     return [
         Iteration(
             process=process(Role.DECODE),
@@ -123,7 +129,10 @@ def clock(at_ms: float, hertz: float, *reasons: str) -> DeviceRun:
 
 
 def gc_of_case_B12() -> tuple[dict[str, int], list[Any]]:
-    """What is expected of the case; and its streams, the pauses, and what the engine did, in the order in which it is known."""
+    """Return the expected result of case B12, and its records.
+
+    The records are the streams, the pauses, and what the engine did, in the order in which they become known.
+    """
     case = json.loads((DATA / "replay/join/B12_gc_stalls.json").read_text())
     itl, gap_ms = case["itl_ms"], case["gap_ms"]
     ends = [second * 1000 for second in case["stalls_at"]]
@@ -140,7 +149,10 @@ def gc_of_case_B12() -> tuple[dict[str, int], list[Any]]:
 
 
 def stalls_of(records: Iterable[Item | Activities]) -> list[StallRow]:
-    """What is told of them in the end; all are received at once, what engines did first."""
+    """Return the final stall rows of these records.
+
+    All records are received at once, the engines' activities first.
+    """
     at = EPOCH + 3600 * SECOND
     ordered = sorted(records, key=lambda record: isinstance(record, Exchange))
     stalls: list[StallRow] = []

@@ -1,4 +1,7 @@
-"""Records through stitching and explaining, for tests: what is said of each request and each hand-off in the end."""
+"""Run records through stitching and explaining, for tests.
+
+The result holds the final row of each request and of each hand-off.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ REPORTING = frozenset({(Role.PREFILL, "plugin"), (Role.DECODE, "plugin")})
 
 @dataclass(frozen=True, slots=True)
 class StitchedRows:
-    """Everything that was said; a request by its client's id."""
+    """All rows that the stitcher produced; find a request by its client's id."""
 
     every: tuple[Explained, ...]
 
@@ -39,7 +42,10 @@ class StitchedRows:
 def stitched(
     records: Iterable[Item | ProcessEvent | EngineFacts], *, still_open: bool = False, hung_ns: int = 60 * SECOND
 ) -> StitchedRows:
-    """``still_open``: as it is answered right after the last record, before anything is decided."""
+    """Stitch these records.
+
+    ``still_open``: return the rows right after the last record, before anything is decided.
+    """
     stitcher, book = Stitcher(), EngineRegistry()
     for offset, record in enumerate(records):
         if isinstance(record, ProcessEvent | EngineFacts):

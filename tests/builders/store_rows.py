@@ -1,7 +1,8 @@
-"""Rows like those that a real deployment gives, for size and speed: ids are random, times jitter, attributes are vLLM's.
+"""Rows like those of a real deployment, for tests of size and speed.
 
-Shapes and resolutions follow the recorded OTLP of vLLM 0.32 (tests/data/recordings/otlp_raw): wall-clock figures are multiples
-of 2**-22 s, monotonic ones of 2**-38 s (a machine up for some hours), because they are differences of float seconds.
+Ids are random, times jitter, attributes are vLLM's.
+Shapes and resolutions follow the recorded OTLP of vLLM 0.32 (tests/data/recordings/otlp_raw): wall-clock figures are multiples of
+2**-22 s, monotonic ones of 2**-38 s (a machine up for some hours), because they are differences of float seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ class Fleet:
 
 
 def spans_of_requests(count: int, fleet: Fleet | None = None, seed: int = 1, proxies: bool = False) -> list[SpanRow]:
-    """Two vLLM spans a request (P and D); with ``proxies`` the edge's own span as well."""
+    """Yield two vLLM spans per request, of P and of D.
+
+    ``proxies``: the edge's own span as well.
+    """
     fleet = fleet or Fleet()
     rng = random.Random(seed)
     resources: dict[str, dict[str, AttributeValue]] = {}
@@ -193,7 +197,7 @@ def _edge_span(
 
 
 def sketch(output_tokens: int, rng: random.Random) -> bytes:
-    """Gap sketch of a stream with ``output_tokens`` chunks."""
+    """Build the gap sketch of a stream with ``output_tokens`` chunks."""
     gap = rng.lognormvariate(16.5, 0.2)
     gaps = GapSketch()
     gaps.extend([int(gap * rng.lognormvariate(0, 0.35)) for _ in range(output_tokens - 1)])
@@ -201,7 +205,10 @@ def sketch(output_tokens: int, rng: random.Random) -> bytes:
 
 
 def request_rows(count: int, fleet: Fleet | None = None, seed: int = 2) -> list[RequestRow]:
-    """Rows of streamed requests through edge, router, P and D, as the collector makes them with proxies and OTLP taps."""
+    """Build rows of streamed requests through edge, router, P and D.
+
+    They are as the collector makes them with proxies and OTLP taps.
+    """
     fleet = fleet or Fleet()
     rng = random.Random(seed)
     rows: list[RequestRow] = []
@@ -293,7 +300,10 @@ def _request_row(number: int, at: int, fleet: Fleet, rng: random.Random) -> Requ
 
 
 def moved(table: pa.Table, by_ns: int, seed: int) -> pa.Table:
-    """The same requests ``by_ns`` later with new ids: many rows at little cost. Client ids become 24 random hex digits."""
+    """Return the same requests ``by_ns`` later with new ids: many rows at little cost.
+
+    Client ids become 24 random hex digits.
+    """
     rng = random.Random(seed)
     rows = table.num_rows
 

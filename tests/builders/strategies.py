@@ -1,4 +1,4 @@
-"""Hypothesis strategies of anything that a request row or a stored span may be."""
+"""Hypothesis strategies for all values of a request row or a stored span."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ATTRIBUTES = st.dictionaries(KEYS, VALUES, max_size=6)
 phases = st.builds(
     PhaseRow,
     phase=st.sampled_from([phase.value for phase in Phase]),
-    duration_ns=INT64.map(lambda value: value // 64),  # a sum of the phases of one name fits
+    duration_ns=INT64.map(lambda value: value // 64),  # a sum over the phases of one name fits
     process=st.sampled_from(["prefill", "decode", "path"]),
     source=TEXT,
     bound_ns=NS,

@@ -1,4 +1,7 @@
-"""Files that lose power: what was not synced may be gone, cut anywhere, or zero, name by name and byte by byte."""
+"""In-memory files on a simulated disk that can lose power
+
+After a power loss, each name and each byte that was not synced may be gone, cut anywhere, or zero.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from handrail.wal.filesystem import MemoryFiles
 
 
 class PowerLost(Exception):  # noqa: N818 - an event, not a fault
-    """The machine stopped before this operation."""
+    """Raised in place of an operation when the simulated machine loses power."""
 
 
 class CrashFiles(MemoryFiles):
-    """``MemoryFiles`` that remember what a power loss would keep.
+    """``MemoryFiles`` that know what a power loss would keep.
 
-    ``refuse`` makes the next call of an operation fail; ``operations_left`` at 0 loses power before the next one that changes
-    anything.
+    ``refuse`` makes the next call of an operation fail.
+    When ``operations_left`` is 0, the disk loses power before the next operation that changes anything.
     """
 
     def __init__(self) -> None:
@@ -79,12 +82,15 @@ class CrashFiles(MemoryFiles):
         super().unlink(path)
 
     def damage(self, path: str, position: int, count: int = 1) -> None:
-        """Flip every bit of some bytes, as rot does."""
+        """Flip every bit of ``count`` bytes, as bit rot does."""
         content = self._files[path]
         content[position : position + count] = bytes(byte ^ 0xFF for byte in content[position : position + count])
 
     def crash(self, choose: Callable[[int], int]) -> None:
-        """Lose power: ``choose(n)`` says, 0 to n, what is lost at each point where the disk is free to lose it."""
+        """Lose power: drop part of what was not synced.
+
+        ``choose(n)`` returns 0 to n: what the disk loses at each point where it is free to lose something.
+        """
         names = dict(self._durable_names)
         for name in sorted({*self._files, *self._durable_names}):
             if self._files.get(name) is not self._durable_names.get(name) and choose(1):
@@ -110,8 +116,8 @@ class CrashFiles(MemoryFiles):
             durable
             + (
                 loose[:kept],  # the tail never reached the disk
-                loose[:kept] + bytes(lost),  # its length did
-                bytes(kept) + loose[kept:],  # its later pages did, the earlier did not
+                loose[:kept] + bytes(lost),  # the length reached the disk, the tail did not
+                bytes(kept) + loose[kept:],  # the later pages reached the disk, the earlier ones did not
             )[choose(2)]
         )
 

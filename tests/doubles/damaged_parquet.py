@@ -1,4 +1,4 @@
-"""Ways in which a Parquet file goes bad."""
+"""Ways to damage a Parquet file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 
 
 def spoilt(data: bytes) -> bytes:
-    """A page that does not unpack; footer and statistics are whole."""
+    """Spoil a page so that it does not decompress; footer and statistics stay whole."""
     return data[:4] + bytes(len(data) // 2) + data[4 + len(data) // 2 :]
 
 
 def one_bit(data: bytes) -> bytes:
-    """The first that is read without a complaint, as another value."""
+    """Flip the first bit that a reader accepts without an error, as another value."""
     rows = pq.ParquetFile(io.BytesIO(data)).read()
     for at in range(4, len(data)):
         turned = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
@@ -38,7 +38,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
 
 
 def damage(path: Path, how: Callable[[bytes], bytes | None]) -> bytes:
-    """Do it to a file; the bytes that it had."""
+    """Damage a file in place; return the bytes that it had before."""
     data = path.read_bytes()
     left = how(data)
     path.unlink()

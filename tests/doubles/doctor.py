@@ -1,4 +1,7 @@
-"""What doctor reads, made up: an NVML that answers as a driver does, sysfs trees, and the two pairs of the articles."""
+"""Doubles of what ``handrail doctor`` reads: NVML, sysfs, and two known pairs.
+
+The pairs are those of the published articles.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,26 @@ NS = pynvml.NVML_P2P_STATUS_NOT_SUPPORTED
 
 @dataclass
 class FakeGpu:
-    """One GPU of ``FakeNvml``. ``links``: whether each NVLink is up; ``p2p``: status of reads and writes to every other GPU."""
+    """One GPU of ``FakeNvml``.
+
+    ``links``: whether each NVLink is up.
+    ``p2p``: status of reads and writes to every other GPU.
+    """
 
     name: str = "NVIDIA L40S"
-    mig: int | None = None  # None: the driver does not support the question
+    mig: int | None = None  # None: the driver does not support the query
     links: Sequence[bool] = ()
     link_mbps: int = 26_562
     p2p: int = OK
-    pcie: tuple[int, int, int, int] = (4, 16, 4, 16)  # now: generation, lanes; at most
+    pcie: tuple[int, int, int, int] = (4, 16, 4, 16)  # current generation and lanes; the maximum
 
 
 @dataclass
 class FakeNvml:
-    """The calls of pynvml that doctor uses, with pynvml's own errors. ``broken``: an error by name of a call."""
+    """The pynvml calls that doctor uses, with pynvml's own errors.
+
+    ``broken``: the error to raise, by the name of a call.
+    """
 
     gpus: Sequence[FakeGpu] = ()
     init: Exception | None = None
@@ -125,7 +135,7 @@ NO_NVML = FakeNvml(init=pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
 
 
 def write(root: Path, path: str, text: str) -> None:
-    """One file below a root."""
+    """Write one file below a root."""
     file = root / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
@@ -143,7 +153,10 @@ def add_rdma(
     netdev: str = "",
     gids: Mapping[int, tuple[str, str]] | None = None,
 ) -> None:
-    """One port as the kernel shows it; ``gids``: address and type by index."""
+    """Add one RDMA port as the kernel shows it.
+
+    ``gids``: address and type by index.
+    """
     folder = f"sys/class/infiniband/{adapter}/ports/{port}"
     for name, text in (("state", state), ("phys_state", physical), ("rate", rate), ("link_layer", link_layer)):
         write(root, f"{folder}/{name}", f"{text}\n")
@@ -155,7 +168,7 @@ def add_rdma(
 
 
 def add_nic(root: Path, name: str, *, speed: str = "100000", state: str = "up", mtu: str = "9000", physical: bool = True) -> None:
-    """One network interface."""
+    """Add one network interface."""
     for file, text in (("speed", speed), ("operstate", state), ("mtu", mtu)):
         write(root, f"sys/class/net/{name}/{file}", f"{text}\n")
     if physical:
@@ -165,7 +178,7 @@ def add_nic(root: Path, name: str, *, speed: str = "100000", state: str = "up", 
 def add_driver(
     root: Path, *, modules: Sequence[str] = ("nvidia",), open_modules: bool = False, kernel: str = "6.8.0-60-generic"
 ) -> None:
-    """Kernel modules, NVIDIA's driver and the kernel's version."""
+    """Add kernel modules, NVIDIA's driver and the kernel's version."""
     for module in modules:
         (root / "sys/module" / module).mkdir(parents=True, exist_ok=True)
     kind = "NVIDIA UNIX Open Kernel Module for x86_64" if open_modules else "NVIDIA UNIX x86_64 Kernel Module"
@@ -182,14 +195,20 @@ ROCE_GIDS = {
 
 
 def l40s(root: Path) -> FakeNvml:
-    """One host with two L40S that cannot reach each other's memory, and no RDMA: the published experiment's."""
+    """Build one host with two L40S GPUs that cannot read each other's memory.
+
+    The host has no RDMA. It is the host of the published experiment.
+    """
     add_driver(root)
     add_nic(root, "eno1", speed="10000", mtu="1500")
     return FakeNvml(gpus=[FakeGpu(p2p=CNS), FakeGpu(p2p=CNS)])
 
 
 def h100(root: Path) -> FakeNvml:
-    """One of two hosts with eight H100, each with an adapter of its own at 400 Gb/s."""
+    """Build one of two hosts with eight H100 GPUs.
+
+    Each GPU has its own adapter at 400 Gb/s.
+    """
     add_driver(root, modules=("nvidia", "nvidia_peermem", "gdrdrv"))
     add_nic(root, "eno1", speed="25000")
     for number in range(8):
@@ -206,7 +225,7 @@ def pair_yaml(
     prefill_flags: str = "",
     decode_flags: str = "",
 ) -> str:
-    """Two Compose services that hold a pair."""
+    """Write a Compose file with the two services of a pair."""
     common = {"HANDRAIL_SOCKET": "/run/handrail/engine.sock"}
 
     def service(role: str, port: int, env: Mapping[str, str], flags: str) -> str:

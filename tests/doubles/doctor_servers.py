@@ -1,4 +1,4 @@
-"""Servers on free ports of the loopback: HTTP with given answers, and bare TCP."""
+"""Servers on free loopback ports: HTTP with fixed answers, and raw TCP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from aiohttp import web
 
 @contextlib.asynccontextmanager
 async def serving(routes: dict[str, Any], *, headers: dict[str, str] | None = None) -> AsyncIterator[str]:
-    """A server with these bodies by path: bytes, text, JSON, a status, or a handler."""
+    """Run an HTTP server with these answers by path.
+
+    An answer is bytes, text, JSON, a status, or a handler.
+    """
 
     async def answer(request: web.Request) -> web.StreamResponse:
         body = routes.get(request.path, 404)
@@ -39,7 +42,7 @@ async def serving(routes: dict[str, Any], *, headers: dict[str, str] | None = No
 
 @contextlib.asynccontextmanager
 async def listening(handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[int]:
-    """A raw TCP server; every connection is closed when it is left."""
+    """Run a raw TCP server; on exit it closes every connection."""
     ended: list[asyncio.Event] = []
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

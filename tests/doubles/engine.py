@@ -1,4 +1,7 @@
-"""The parts of an engine that the guest touches, as small as they can be and with the shapes of vLLM 0.32."""
+"""Minimal doubles of the engine's parts that the plugin hooks.
+
+They have the shapes of vLLM 0.32.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +116,7 @@ class Pull(Base, SupportsHMA):
 
 
 class MultiConnector(Base):
-    """A composite."""
+    """A composite connector, as vLLM's ``MultiConnector``."""
 
 
 class Factory:
@@ -125,7 +128,7 @@ class Factory:
 
 
 class Scheduler:
-    """Runs what it is told to, and ends what it is told to end."""
+    """A scheduler that schedules and finishes exactly the requests that a test names."""
 
     def __init__(self, vllm_config: Any = None) -> None:
         self.vllm_config = vllm_config
@@ -161,7 +164,7 @@ class Scheduler:
 
 
 def output(new: tuple[str, ...] = (), preempted: tuple[str, ...] = (), **tokens: int) -> Any:
-    """A ``SchedulerOutput``; ``tokens``: scheduled tokens by request."""
+    """Build a ``SchedulerOutput``; ``tokens``: scheduled tokens by request."""
     return step_of(tokens, new, preempted)
 
 
@@ -196,7 +199,7 @@ class Config:
 
 
 def cache_config(*layers: int, page_bytes: int = 1000) -> Any:
-    """A ``KVCacheConfig`` with one group for each number of layers."""
+    """Build a ``KVCacheConfig`` with one group for each number of layers."""
     groups = [
         SimpleNamespace(kv_cache_spec=SimpleNamespace(page_size_bytes=page_bytes), layer_names=["l"] * count) for count in layers
     ]
@@ -204,7 +207,7 @@ def cache_config(*layers: int, page_bytes: int = 1000) -> Any:
 
 
 def modules() -> tuple[ModuleType, ModuleType]:
-    """The two modules that the plugin waits for, with fresh classes."""
+    """Build the two modules that the plugin waits for, with fresh classes."""
     factory, scheduler = ModuleType("factory"), ModuleType("scheduler")
     factory.KVConnectorFactory = type("KVConnectorFactory", (Factory,), {})  # type: ignore[attr-defined]
     factory.KVConnectorFactory.get_connector_class = classmethod(Factory.get_connector_class.__func__)  # type: ignore[attr-defined]

@@ -1,4 +1,7 @@
-"""Files on a real disk that stop at a chosen operation, as a killed process does, or as a machine without power does."""
+"""Files on a real disk that stop at a chosen operation.
+
+They stop as a killed process does, or as a machine that loses power.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,15 @@ from handrail.wal.filesystem import OsFiles
 
 
 class StoppedError(BaseException):
-    """The process is gone: nothing in it can handle this."""
+    """Raised where the process would be gone: no code in it can handle this."""
 
 
 class StoppingFiles(OsFiles):
-    """Stops before operation number ``stop_at`` (from 0), or in the middle of it where it writes bytes.
+    """``Files`` that stop before operation number ``stop_at``, counted from 0.
 
-    ``lose_power`` then takes back what was not made durable: bytes after the last sync of their file, names after the last sync
-    of their folder.
+    A write stops in the middle.
+    ``lose_power`` then undoes what was not durable: bytes after the last sync of their file, names after the last sync of their
+    folder.
     """
 
     def __init__(self, stop_at: int | None = None) -> None:
@@ -26,10 +30,13 @@ class StoppingFiles(OsFiles):
         self._stop_at = stop_at
         self._paths: dict[int, str] = {}
         self._durable_bytes: dict[str, int] = {}
-        self._loose_names: list[tuple[str, Callable[[], object]]] = []  # folder, how to take the change back
+        self._loose_names: list[tuple[str, Callable[[], object]]] = []  # folder, and how to undo the change
 
     def lose_power(self, names: bool = True) -> None:
-        """What is left on the disk; ``names``: names that were not made durable are lost as well."""
+        """Undo on the real disk what a power loss would undo.
+
+        ``names``: also undo names that were not durable.
+        """
         for path, size in self._durable_bytes.items():
             if os.path.exists(path):
                 os.truncate(path, size)
@@ -100,7 +107,7 @@ class StoppingFiles(OsFiles):
         self._changed(path, lambda: os.mkdir(path))
 
     def _durable(self, path: str) -> bytes | None:
-        """What of a file would survive, None where there is none."""
+        """Return what of a file would survive; None when nothing would."""
         if not os.path.exists(path):
             return None
         return Path(path).read_bytes()[: self._durable_bytes.get(path)]

@@ -1,4 +1,4 @@
-"""Files of which chosen operations fail until they are healed, on a disk that may be small."""
+"""``Files`` whose chosen operations fail until they are healed, on a bounded disk."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import os
 from handrail.wal.filesystem import Filesystem, MemoryFiles
 
 KINDS = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EIO, errno.EROFS, errno.ENOENT)
-"""The errors that every place has a rule for."""
+"""Errors for which every caller has a rule."""
 
 NAMES = tuple(errno.errorcode[code] for code in KINDS)
 
 
 def failure(code: int) -> OSError:
-    """As the operating system raises it."""
+    """Build the exception that the operating system raises for an errno."""
     return OSError(code, os.strerror(code))
 
 
 class FailingFiles:
-    """A ``Files`` over another. ``failing``: errno by operation, for each call until it is taken out.
+    """A ``Files`` over another one, with failing operations.
 
-    ``capacity``: bytes that a ``MemoryFiles`` may take in all, unlinked files that are open included.
+    ``failing``: errno by operation; every call of the operation fails until its entry is removed.
+    ``capacity``: the total bytes that a ``MemoryFiles`` accepts, including unlinked files that are still open.
     """
 
     def __init__(self, inner: Filesystem | None = None, capacity: int | None = None) -> None:

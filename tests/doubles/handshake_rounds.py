@@ -1,4 +1,4 @@
-"""A queue of handshakes in which one begins each time that a test says so."""
+"""A handshake queue in which the test decides when each handshake begins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ HELLO = b"\x16\x03\x01\x02\x00"  # the first bytes of a TLS handshake
 
 
 class Rounds:
-    """``queue``: its first handshake begins at once, each further one in ``pass_one``."""
+    """Control the pace of ``queue``, its handshake queue.
+
+    The first handshake begins at once, each further one in ``pass_one``.
+    """
 
     def __init__(self) -> None:
         self._now_s = 1000.0
@@ -21,13 +24,13 @@ class Rounds:
         self._calls.append(call)
 
     def use_up(self) -> None:
-        """The handshake that would begin at once."""
+        """Use up the one handshake that would begin at once."""
         before = self.queue.waiting
         self.queue.enter("127.0.0.9", lambda: True)
         assert self.queue.waiting == before == 0
 
     def pass_one(self) -> None:
-        """The next one may begin."""
+        """Let the next handshake begin."""
         self._now_s += 1.0
         for call in [self._calls.pop() for _ in self._calls]:
             call()

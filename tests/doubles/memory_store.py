@@ -1,4 +1,7 @@
-"""A store in memory, as plain as it can be: what the battery means, with nothing of files or SQL in it."""
+"""A store in memory that shows what the storage battery demands.
+
+It is as simple as possible, without files and without SQL.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ from handrail_collector.store.tables.dataclass_table import FlatRows
 
 @dataclass(slots=True)
 class Kept:
-    """What outlives its writer."""
+    """The stored state that outlives its writer."""
 
     end_offset: int = 0
     low_water_offset: int = 0
-    rows: list[tuple[int, RequestRow]] = field(default_factory=list)  # with the end of the range that brought them
+    rows: list[tuple[int, RequestRow]] = field(default_factory=list)  # with the end offset of the range that held them
     spans: list[SpanRow] = field(default_factory=list)
     observed: dict[str, int] = field(default_factory=dict)
     added: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -38,7 +41,7 @@ class Kept:
 
 
 class MemoryWriter:
-    """A ``StoreWriter``."""
+    """The memory store's ``StoreWriter``."""
 
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
@@ -82,11 +85,11 @@ class MemoryWriter:
                 kept.samples.setdefault(table, []).extend(row.samples() if isinstance(row, DeviceRun) else (row,))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the writer holds no resource."""
 
 
 class MemoryReader:
-    """``StoreQueries``."""
+    """The memory store's ``StoreQueries``."""
 
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
@@ -144,7 +147,7 @@ class MemoryReader:
         return thinned(fitting, wanted.since_unix_ns, wanted.every_ns) if wanted.every_ns else fitting
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the reader holds no resource."""
 
 
 def _place(sample: Any) -> tuple[int, str, str, str]:

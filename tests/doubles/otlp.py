@@ -1,4 +1,7 @@
-"""What the OTLP tests share: payloads, consumers of every temper, recorded inputs, free ports, waiting."""
+"""What the OTLP tests share: payloads, consumers, recorded inputs, free ports.
+
+The consumers accept, refuse, fail or wait. ``until`` waits for a condition.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def span_bytes(payloads: list[bytes]) -> list[bytes]:
 
 @dataclass
 class Keeping:
-    """Takes everything."""
+    """A consumer that accepts everything."""
 
     taken: list[tuple[Signal, bytes]] = field(default_factory=list)
 
@@ -74,7 +77,7 @@ class Keeping:
 
 @dataclass
 class Full(Keeping):
-    """Refuses for now, the first ``times`` times."""
+    """A consumer that refuses with a retryable error, the first ``times`` times."""
 
     times: int = 1_000_000
     delay_s: float = 2.5
@@ -88,7 +91,7 @@ class Full(Keeping):
 
 @dataclass
 class Refusing(Keeping):
-    """Refuses for good."""
+    """A consumer that rejects for good."""
 
     async def consume(self, signal: Signal, payload: bytes) -> None:
         raise Rejected("not from you")
@@ -96,7 +99,7 @@ class Refusing(Keeping):
 
 @dataclass
 class Faulty(Keeping):
-    """Breaks its contract."""
+    """A consumer that breaks its contract."""
 
     async def consume(self, signal: Signal, payload: bytes) -> None:
         raise KeyError("a bug")
@@ -104,7 +107,7 @@ class Faulty(Keeping):
 
 @dataclass
 class Gated(Keeping):
-    """Takes everything once ``gate`` is open."""
+    """A consumer that accepts everything once ``gate`` is open."""
 
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     entered: asyncio.Event = field(default_factory=asyncio.Event)
@@ -116,7 +119,7 @@ class Gated(Keeping):
 
 
 async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
-    """Wait for ``condition``; fails when it does not come true in time."""
+    """Wait for ``condition``; fail when it does not become true in time."""
     deadline = asyncio.get_running_loop().time() + within_s
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, "waited in vain"

@@ -1,8 +1,11 @@
-"""A disk that is recorded once and can then lose power, or its process, before any operation: what would be left is computed.
+"""Record a disk's operations, then compute what a crash before any of them leaves.
 
-``RecordingFiles`` works on a real folder and notes every operation that changes something. ``Disk`` takes these notes one by one
-and knows at each moment what is there, what of it is durable (bytes since the last sync of their file, names since the last sync
-of their folder), and so every ``left_by`` a crash at that moment. Syncs are noted and not carried out: nothing here loses power.
+A crash is a power loss or the death of the process.
+``RecordingFiles`` works on a real folder and notes every operation that changes something.
+``Disk`` applies these notes one by one. At each moment it knows what exists and what of it is durable: bytes since the last sync
+of their file, names since the last sync of their folder.
+So ``left_by`` computes every state that a crash at that moment leaves.
+Syncs are noted and not carried out: no real power loss happens.
 """
 
 from __future__ import annotations
@@ -16,12 +19,15 @@ from pathlib import Path, PurePosixPath
 from handrail.wal.filesystem import OsFiles
 
 MAX_LOOSE_NAMES = 4
-"""Of so many names that are not durable each is also kept alone."""
+"""Up to this many non-durable names, each one is also kept alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One change. ``kind``: folder, create, write, truncate, sync, failed_sync, sync_folder, rename, unlink or remove_folder."""
+    """One change of the disk.
+
+    ``kind``: folder, create, write, truncate, sync, failed_sync, sync_folder, rename, unlink or remove_folder.
+    """
 
     kind: str
     path: str
@@ -31,7 +37,10 @@ class Operation:
 
 
 class RecordingFiles(OsFiles):
-    """The files below ``root``; ``before`` is called with each operation before it is carried out, and may make it fail."""
+    """Files below ``root`` that record every change.
+
+    ``before`` is called with each operation before it happens, and may make it fail.
+    """
 
     def __init__(self, root: Path, before: Callable[[Operation], None] = lambda operation: None) -> None:
         self.done: list[Operation] = []
@@ -105,15 +114,18 @@ class RecordingFiles(OsFiles):
 
 @dataclass(slots=True, eq=False)
 class Content:
-    """The bytes of one file: as they are, and as they would be without power."""
+    """The bytes of one file: as they are, and as a power loss would leave them."""
 
     now: bytes = b""
     durable: bytes = b""
     dropped: tuple[tuple[int, int], ...] = ()
-    """Ranges whose sync failed: the kernel has forgotten them, and a later sync that succeeds says nothing of them."""
+    """Byte ranges whose sync failed.
+
+    The kernel has forgotten them: a later sync that succeeds does not make them durable.
+    """
 
     def synced(self) -> bytes:
-        """What a sync makes durable."""
+        """Return the bytes that a sync makes durable."""
         data = bytearray(self.now)
         for start, stop in self.dropped:
             data[start:stop] = bytes(len(data[start:stop]))
@@ -122,15 +134,18 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class NameChange:
-    """A change of a folder's names: one goes, one comes, or a name takes another's place."""
+    """A change of a folder's names.
+
+    One name goes, one comes, or a name takes another's place.
+    """
 
     folder: str
     gone: str = ""
     come: str = ""
-    content: Content | None = None  # of what comes; None for a folder
+    content: Content | None = None  # of the name that comes; None for a folder
 
     def apply(self, names: dict[str, Content | None]) -> None:
-        """Make it."""
+        """Apply the change to ``names``."""
         names.pop(self.gone, None)
         if self.come:
             names[self.come] = self.content
@@ -149,7 +164,7 @@ class Disk:
     loose: list[NameChange] = field(default_factory=list)
 
     def copy(self) -> Disk:
-        """One that changes by itself."""
+        """Return an independent copy."""
         twins: dict[int, Content] = {}
 
         def twin(content: Content | None) -> Content | None:
@@ -164,7 +179,7 @@ class Disk:
         return Disk(mapped(self.names), mapped(self.durable_names), loose)
 
     def apply(self, operation: Operation) -> None:
-        """Carry one operation out."""
+        """Apply one operation."""
         path = operation.path
         folder = _folder(path)
         if operation.kind in ("folder", "create"):
@@ -206,7 +221,10 @@ class Disk:
             content.durable = content.synced()
 
     def left_by(self, coming: Operation | None) -> Iterator[tuple[str, Disk]]:
-        """What a crash leaves before the operation ``coming``, or in the middle of it where it writes; each with its name."""
+        """Yield each state that a crash can leave, with its name.
+
+        The crash happens before the operation ``coming``, or in the middle of it when it is a write.
+        """
         yield "killed", self.copy()
         torn = self._with_half(coming)
         if torn is not None:
@@ -238,7 +256,7 @@ class Disk:
         return Disk(left, dict(left))
 
     def write_to(self, root: Path) -> None:
-        """Make a real folder of it."""
+        """Write the disk's files to a real folder."""
         root.mkdir(parents=True)
         for path, content in sorted(self.names.items()):
             if content is None:
@@ -247,7 +265,10 @@ class Disk:
                 (root / path).write_bytes(content.now)
 
     def key(self) -> bytes:
-        """The same for disks that are the same, also in what they would be without power."""
+        """Return a digest that is equal for equal disks.
+
+        It covers the state after a power loss as well.
+        """
         digest = hashlib.blake2b(digest_size=16)
         for names in (self.names, self.durable_names):
             for path, content in sorted(names.items()):
@@ -257,7 +278,7 @@ class Disk:
         return digest.digest()
 
     def looks(self) -> bytes:
-        """The same for disks that look the same to whoever starts on them."""
+        """Return a digest that is equal for disks that look equal to a starting process."""
         left = Disk(self._without_power(self.names, _now).names)
         return left.key()
 

@@ -1,7 +1,8 @@
-"""A tree of files as sysfs has it, for RDMA ports and network interfaces: counters that move, refuse, hang and go away.
+"""A fake sysfs tree for RDMA ports and network interfaces.
 
-What a driver refuses (EINVAL of ``speed`` on an interface that is down) is made by a file whose read fails with EIO, a read that
-hangs by a named pipe that nobody writes to.
+Its counters move, refuse, hang and vanish.
+A file whose read fails with EIO stands for what a driver refuses (EINVAL of ``speed`` on an interface that is down).
+A named pipe without a writer stands for a read that hangs.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ STUCK_32 = 2**32 - 1
 
 
 class FakeSysfs:
-    """``root`` is where sysfs would be mounted."""
+    """A fake sysfs; ``root`` is where sysfs would be mounted."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.pipes: list[Path] = []
-        self._held: dict[Path, int] = {}  # our ends of pipes in which somebody waits
+        self._held: dict[Path, int] = {}  # our ends of the pipes on which a reader waits
 
     # --- RDMA ------------------------------------------------------------------------------------------------------------
 
@@ -42,7 +43,11 @@ class FakeSysfs:
         hw_counters: Mapping[str, object] | None = None,
         pci: str = "0000:18:00.0",
     ) -> Path:
-        """``sent`` and ``received`` in bytes, a multiple of 4; ``counters``: further files, or others in their place."""
+        """Add one RDMA port.
+
+        ``sent`` and ``received`` are in bytes, multiples of 4.
+        ``counters``: further files, or replacements for the default ones.
+        """
         folder = self.port(adapter, port)
         above = folder.parents[1]
         _write(above / "node_guid", "b83f:d203:0013:56a2")
@@ -60,7 +65,7 @@ class FakeSysfs:
         return folder
 
     def move_port(self, sent: int, received: int, adapter: str = "mlx5_0", port: int = 1) -> None:
-        """Set what it has moved, in bytes."""
+        """Set the bytes that the port has moved."""
         _write(self.port(adapter, port) / "counters/port_xmit_data", sent // 4)
         _write(self.port(adapter, port) / "counters/port_rcv_data", received // 4)
 
@@ -86,7 +91,11 @@ class FakeSysfs:
         index: int = 2,
         mtu: object = 9000,
     ) -> Path:
-        """``real``: an adapter stands behind it. ``function``: that is one of SR-IOV. ``master``: the bond that it is part of."""
+        """Add one network interface.
+
+        ``real``: an adapter stands behind it. ``function``: that adapter is an SR-IOV function. ``master``: the bond that it
+        belongs to.
+        """
         folder = self.nic(name)
         device = self.root / "devices" / f"net-{name}" / "0000:5e:00.1"
         given = {"speed": speed, "operstate": state, "type": kind, "ifindex": index, "mtu": mtu, "uevent": uevent}
@@ -110,56 +119,56 @@ class FakeSysfs:
         return self.add_nic("lo", sent=moved, received=moved, speed=Refuses(), state="unknown", real=False, kind=772, index=1)
 
     def move_nic(self, sent: int, received: int, name: str = "eth0") -> None:
-        """Set what it has moved, in bytes."""
+        """Set the bytes that the interface has moved."""
         _write(self.nic(name) / "statistics/tx_bytes", sent)
         _write(self.nic(name) / "statistics/rx_bytes", received)
 
     # --- what goes wrong -------------------------------------------------------------------------------------------------
 
     def hang(self, path: Path) -> None:
-        """Whoever opens ``path`` from now on waits until ``let_go``."""
+        """Make every reader that opens ``path`` from now on wait until ``let_go``."""
         pipe = path.with_name(f".{path.name}.pipe")
         os.mkfifo(pipe)
         pipe.replace(path)
         self.pipes.append(path)
 
     def caught(self, path: Path) -> bool:
-        """Whether somebody waits there by now."""
+        """Return whether a reader waits there now."""
         if path not in self._held:
-            with contextlib.suppress(OSError):  # nobody does
-                self._held[path] = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # he has it open now, and waits in his read
+            with contextlib.suppress(OSError):  # no reader has the pipe open
+                self._held[path] = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a reader has it open and waits in its read
         return path in self._held
 
     def let_go(self, path: Path, value: object) -> None:
-        """Who waits gets ``value``, and so does who comes later."""
+        """Give ``value`` to waiting readers and to all later ones."""
         self.pipes.remove(path)
         waiting = self._held.pop(path, None)
         if waiting is None:
-            waiting = os.open(path, os.O_WRONLY)  # returns once somebody reads
+            waiting = os.open(path, os.O_WRONLY)  # returns once a reader reads
         os.write(waiting, f"{value}\n".encode())
         _write(path, value)
         os.close(waiting)
 
     def take_away(self, folder: Path) -> None:
-        """The device is unplugged."""
+        """Remove the device, as when it is unplugged."""
         shutil.rmtree(folder)
 
     def free(self) -> None:
-        """Let every reader go that still hangs: a test leaves no thread behind."""
+        """Release every hanging reader, so that a test leaves no thread behind."""
         for held in self._held.values():
             os.close(held)
         self._held.clear()
         for path in self.pipes:
-            with contextlib.suppress(OSError):  # nobody waits there
+            with contextlib.suppress(OSError):  # no reader waits there
                 os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
 
 
 class Refuses:
-    """In a value's place: a read of the file fails, as with EINVAL."""
+    """A file content whose read fails, as with EINVAL."""
 
 
 def _write(path: Path, value: object) -> None:
-    """Whole or not at all: sysfs never shows half a number."""
+    """Write a file atomically: sysfs never shows half a number."""
     path.parent.mkdir(parents=True, exist_ok=True)
     made = path.with_name(f".{path.name}.new")
     if isinstance(value, Refuses):

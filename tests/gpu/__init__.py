@@ -1,1 +1,4 @@
-"""What only a machine with a GPU can tell: ``run.sh`` there, once for each product; its recording becomes a golden file."""
+"""Checks that only a machine with a GPU can run.
+
+Run ``run.sh`` there, once for each GPU product; its recording becomes a golden file.
+"""

@@ -1,7 +1,9 @@
-"""The checks behind ``run.sh``: each prints what was seen and whether it is as it should be; all of it goes to report.json.
+"""The checks behind ``run.sh``, on a machine with a GPU.
 
-A copy of known size is made with PyTorch while the sampler counts. PCIe counters see packet headers too, so they are a few
-percent above what was copied. Device memory is read and written by a copy on the device: twice its size.
+Each check prints what it saw and whether that is as expected; all results go to report.json.
+PyTorch copies a known size while the sampler counts.
+PCIe counters include packet headers, so they are a few percent above what was copied.
+A copy on the device reads and writes device memory: twice its size.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ _GIB: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """``good`` None: only told. ``seen`` and ``expected`` in ``unit``."""
+    """The result of one check.
+
+    ``good`` None: reported without a judgement. ``seen`` and ``expected`` are in ``unit``.
+    """
 
     name: str
     seen: float
@@ -46,7 +51,10 @@ class Check:
 
 @dataclass(slots=True)
 class Span:
-    """What was sampled while something was moved: values before and after it, and the windows that lie wholly within it."""
+    """What was sampled while data moved.
+
+    Holds the values before and after the move, and the windows that lie wholly within it.
+    """
 
     uuid: str
     before: dict[tuple[str, str], float]
@@ -61,12 +69,12 @@ class Span:
         return (self.ended_ns - self.began_ns) / 1e9
 
     def grew(self, name: str, label: str) -> float | None:
-        """Growth of a counter; None where it is not given."""
+        """Return the growth of a counter; None where the counter is absent."""
         before, after = self.before.get((name, label)), self.after.get((name, label))
         return None if before is None or after is None else after - before
 
     def mean(self, name: str, label: str = "") -> float | None:
-        """Of a value of performance monitoring, weighted by the windows."""
+        """Return the mean of a performance monitoring value, weighted by the windows."""
         total = weight = 0.0
         for sample in self.samples:
             values = {(each.name, each.label): each.value for each in sample.values}
@@ -80,7 +88,7 @@ class Span:
 
 
 class Recorder:
-    """A sampler whose samples are kept and written down."""
+    """A sampler whose samples are kept and written to a file."""
 
     def __init__(self, interval_ms: float, file: IO[str] | None = None) -> None:
         self.samples = 0
@@ -97,7 +105,7 @@ class Recorder:
         deadline = time.monotonic() + 60
         while not (self.samples and all(step.calls for step in all_steps(self.sampler))) and time.monotonic() < deadline:
             time.sleep(0.05)
-        time.sleep(1.5)  # a second time, of what is read once a second
+        time.sleep(1.5)  # a second time, for what is read once a second
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -106,7 +114,10 @@ class Recorder:
             self._file = None
 
     def over(self, uuid: str, seconds: float, work: Callable[[], int]) -> Span:
-        """Repeat ``work``, which says how many bytes it moved, and look at one GPU meanwhile."""
+        """Repeat ``work`` and sample one GPU meanwhile.
+
+        ``work`` returns how many bytes it moved.
+        """
         time.sleep(0.5)  # idle, so that the last values are from before
         span = Span(uuid, dict(self._values.get(uuid, {})), began_ns=time.time_ns())
         self._span = span
@@ -232,7 +243,10 @@ def _copies(recorder: Recorder) -> list[Check]:
 
 
 def _link(recorder: Recorder, uuid: str, direction: str, work: Callable[[], int]) -> list[Check]:
-    """PCIe: growth of the counter, and the rate that performance monitoring says, against what was copied."""
+    """Compare PCIe figures with what was copied.
+
+    The figures are the counter's growth and the rate that performance monitoring reports.
+    """
     span = recorder.over(uuid, _COPY_S, work)
     counted, rate = span.grew("pcie_bytes", direction), span.mean("pcie_bytes_per_second", direction)
     found = []
@@ -244,7 +258,7 @@ def _link(recorder: Recorder, uuid: str, direction: str, work: Callable[[], int]
 
 
 def _memory(recorder: Recorder, uuid: str, work: Callable[[], int]) -> list[Check]:
-    """Device memory: its activity times its bandwidth against twice what was copied."""
+    """Compare device memory activity times bandwidth with twice what was copied."""
     span = recorder.over(uuid, _COPY_S, work)
     active = span.mean("dram_active_ratio")
     if active is None:
@@ -255,7 +269,11 @@ def _memory(recorder: Recorder, uuid: str, work: Callable[[], int]) -> list[Chec
 
 
 def _memory_bandwidth(uuid: str) -> float:
-    """Bytes a second: the highest memory clock, both edges, times the bus. Right for HBM; GDDR6 and later move more a clock."""
+    """Return the memory bandwidth in bytes per second.
+
+    It is the highest memory clock, both edges, times the bus width.
+    This is right for HBM; GDDR6 and later move more per clock.
+    """
     nvml = open_nvml()
     handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
     clock: float = nvml.nvmlDeviceGetMaxClockInfo(handle, 2) * 1e6
@@ -264,7 +282,7 @@ def _memory_bandwidth(uuid: str) -> float:
 
 
 def _tensor(recorder: Recorder, uuid: str, torch: Any) -> list[Check]:
-    """Large products keep the tensor pipes busy."""
+    """Keep the tensor pipes busy with large matrix products."""
     one = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
 
     def work() -> int:
@@ -289,7 +307,7 @@ def _tensor(recorder: Recorder, uuid: str, torch: Any) -> list[Check]:
 
 
 def _uuid(sampler: Sampler, torch: Any) -> str:
-    """NVML's UUID of PyTorch's first GPU."""
+    """Return NVML's UUID of PyTorch's first GPU."""
     output = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
     return next((key for key in sampler.readers if output and output in key), next(iter(sampler.readers)))
 

@@ -1,4 +1,7 @@
-"""A load of proxy spans that remembers what a collector acknowledged, and what of it the collector's store holds in the end."""
+"""A load of proxy spans that remembers what a collector acknowledged.
+
+At the end it compares this with what the collector's store holds.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,9 @@ _NAMES = ("edge", "p", "d")
 
 
 def requests(name: str = "") -> Iterator[dict[str, Exchange]]:
-    """P/D requests without end, ``name`` in their ids, as the proxies at edge, P and D see them.
+    """Yield P/D requests without end, as the proxies at edge, P and D see them.
 
-    Of hours that are over: compaction goes on as well.
+    ``name`` is in their ids. Their hours are over, so compaction also runs.
     """
     for number in itertools.count():
         base = time.time_ns() - 2 * HOUR_NS
@@ -43,9 +46,10 @@ def requests(name: str = "") -> Iterator[dict[str, Exchange]]:
 
 
 class Load:
-    """Sends batches of ``batch`` requests from three senders until ``stopping``; ``pause_s``: after each batch.
+    """Sends batches of ``batch`` requests from three senders until ``stopping``.
 
-    Loads beside each other have a ``name`` each: none has the requests and senders of another.
+    ``pause_s``: the wait after each batch.
+    Concurrent loads need different values of ``name``, so that they share no requests and no senders.
     """
 
     def __init__(
@@ -60,10 +64,10 @@ class Load:
     ) -> None:
         self.client = OtlpClient(endpoint, protocol="http/protobuf", timeout_s=timeout_s, compression=compression)
         self.acknowledged: set[str] = set()
-        self.latencies_s: list[float] = []  # of every request that was acknowledged, the last try of each
+        self.latencies_s: list[float] = []  # of every acknowledged request, its last attempt
         self.refusals: Counter[str] = Counter()
-        self.delays_s: list[float] = []  # that refusals asked for
-        self.refused_spans = 0  # each time they were
+        self.delays_s: list[float] = []  # delays that refusals requested
+        self.refused_spans = 0  # on every attempt
         self.requests = 0
         self.stopping = False
         self._batch = batch
@@ -78,7 +82,10 @@ class Load:
         return self.refusals.total()
 
     def prepare(self, batches: int) -> None:
-        """Make so many batches now, which ``run`` sends first: sending them costs next to nothing."""
+        """Prepare so many batches now; ``run`` sends them first.
+
+        Prepared batches cost almost nothing to send.
+        """
         self._made = [self._batch_of_all() for _ in range(batches)][::-1]
 
     async def run(self) -> None:
@@ -91,7 +98,7 @@ class Load:
                 await asyncio.sleep(self._pause_s)
 
     def _batch_of_all(self) -> list[tuple[bytes, list[str]]]:
-        """One export request of each sender, with its spans' ids."""
+        """Build one export request of each sender, with its spans' ids."""
         made = [next(self._source) for _ in range(self._batch)]
         return [self._encoded(role, [r[name] for r in made]) for role, name in zip(SENDERS, _NAMES, strict=True)]
 
@@ -109,7 +116,7 @@ class Load:
     async def _send(self, payload: bytes, ids: list[str]) -> None:
         while not await self._taken(payload):
             self.refused_spans += len(ids)
-            await asyncio.sleep(0.02)  # the client's own wait between tries
+            await asyncio.sleep(0.02)  # the client's own wait between attempts
         self.acknowledged.update(ids)
 
     async def _taken(self, payload: bytes) -> bool:
@@ -126,7 +133,7 @@ class Load:
 
 @contextlib.asynccontextmanager
 async def loading(load: Load) -> AsyncIterator[asyncio.Task[None]]:
-    """The load under way; cancelled at the end where it still is."""
+    """Run the load in the background; cancel it at the end if it still runs."""
     sending = asyncio.create_task(load.run())
     try:
         yield sending
@@ -137,7 +144,7 @@ async def loading(load: Load) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def until(holds: Callable[[], bool], what: Callable[[], str], timeout_s: float, poll_s: float = 0.02) -> None:
-    """Return as soon as ``holds()``. Raises ``TimeoutError`` with what it waited for."""
+    """Return as soon as ``holds()``. Raises ``TimeoutError`` that names the condition."""
     deadline_s = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > deadline_s:
@@ -146,7 +153,7 @@ async def until(holds: Callable[[], bool], what: Callable[[], str], timeout_s: f
 
 
 async def until_stored(store: Path, count: int, timeout_s: float) -> None:
-    """Until the store has so many request rows. Raises ``TimeoutError``."""
+    """Wait until the store has so many request rows. Raises ``TimeoutError``."""
     reader = StoreReader(store)
     deadline_s = time.monotonic() + timeout_s
     while (rows := await asyncio.to_thread(reader.count, RequestFilter())) < count:
@@ -157,7 +164,10 @@ async def until_stored(store: Path, count: int, timeout_s: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What of a load is in the store. ``rows``: of how many requests; ``rows_twice``: those with more than one current row."""
+    """What the store holds of a load.
+
+    ``rows``: how many requests have a row. ``rows_twice``: requests with more than one current row.
+    """
 
     acknowledged: int
     lost: frozenset[str]
@@ -168,7 +178,7 @@ class Stored:
 
     @property
     def whole(self) -> bool:
-        """Everything once: spans and rows."""
+        """Whether every span and every row is there exactly once."""
         return not self.lost and not self.doubled and not self.rows_twice and self.rows == self.requests
 
     def text(self) -> str:
@@ -178,7 +188,7 @@ class Stored:
 
 
 def stored(store: Path, *loads: Load) -> Stored:
-    """Compare the store with what was acknowledged to all these."""
+    """Compare the store with what the collector acknowledged to all these loads."""
     reader = StoreReader(store)
     spans = Counter(span_ids(store, reader))
     rows = Counter(row_keys(reader))
@@ -194,13 +204,16 @@ def stored(store: Path, *loads: Load) -> Stored:
 
 
 def span_ids(store: Path, reader: StoreReader) -> list[str]:
-    """Of every span file that the manifest lists."""
+    """Return the span ids of every span file that the manifest lists."""
     files = [file for publish in reader.publishes() for file in publish.files if file.table is Table.SPANS]
     return [i.hex() for f in files for i in pq.read_table(store / f.path, columns=["span_id"])["span_id"].to_pylist()]
 
 
 def row_keys(reader: StoreReader) -> list[str]:
-    """The client's id of every row as a reader sees it: the highest version of each."""
+    """Return the client's id of every row that a reader sees.
+
+    A reader sees the highest version of each row.
+    """
     found: list[str] = []
     before = None
     while True:

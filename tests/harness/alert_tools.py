@@ -1,4 +1,7 @@
-"""Which of Prometheus' own tools are on this machine; without one, its tests say so and are left out."""
+"""Find Prometheus' own tools on this machine.
+
+Without a tool, its tests report this and are skipped.
+"""
 
 from __future__ import annotations
 

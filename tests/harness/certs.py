@@ -1,4 +1,7 @@
-"""Certificates for tests, by an authority of the test's own, and their files, replaced as an operator or Kubernetes would."""
+"""Certificates for tests, from the test's own authority, and their files.
+
+Files are replaced as an operator or Kubernetes replaces them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def now() -> datetime:
 
 
 def replace(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Put ``content`` in the place of what is there, in one step."""
+    """Replace a file's content with ``content`` in one step."""
     beside = path.with_name(f".{path.name}.new")
     beside.write_bytes(content)
     beside.chmod(mode)
@@ -32,7 +35,7 @@ class Files:
     key: Path
 
     def put(self, leaf: trustme.LeafCert) -> None:
-        """Key first: for a moment the two do not belong together."""
+        """Write the key first: for a moment the two do not match."""
         replace(self.key, leaf.private_key_pem.bytes())
         replace(self.cert, b"".join(pem.bytes() for pem in leaf.cert_chain_pems), 0o644)
 
@@ -51,7 +54,7 @@ class Authority:
         return self.ca.cert_pem.bytes()
 
     def leaf(self, *names: str, begins: datetime | None = None, ends: datetime | None = None) -> trustme.LeafCert:
-        """For ``names``, else for this host's loopback."""
+        """Issue a certificate for ``names``; by default for this host's loopback."""
         return self.ca.issue_cert(*(names or ("localhost", "127.0.0.1", "::1")), not_before=begins, not_after=ends)
 
     def files(self, stem: str, leaf: trustme.LeafCert | None = None) -> Files:
@@ -61,7 +64,10 @@ class Authority:
 
 
 def turn_link(link: Path, target: Path) -> None:
-    """As Kubernetes replaces a mounted secret: the link ``..data`` is renamed over the former one."""
+    """Replace files as Kubernetes replaces a mounted secret.
+
+    It renames the link ``..data`` over the former one.
+    """
     beside = link.with_name(f"{link.name}.tmp")
     os.symlink(target.name, beside)
     beside.replace(link)

@@ -1,4 +1,7 @@
-"""Takes processor time away from processes: by a quota of a control group of their own, or by stopping them again and again."""
+"""Take processor time away from processes.
+
+Either a control group of their own has a quota, or they are stopped again and again.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,15 @@ PERIOD_US = 200_000
 
 
 class NoQuotaError(RuntimeError):
-    """Control groups are not to be had here; the message says why."""
+    """Control groups are not available here; the message says why."""
 
 
 @contextlib.contextmanager
 def cpu_quota(pids: Sequence[int], share: float, *, name: str) -> Iterator[str]:
-    """The processes together get this share of one processor; yields the file that sets it. Raises ``NoQuotaError``.
+    """Limit the processes together to this share of one processor.
 
-    Afterwards they are where they were, all in one group: that of the caller.
+    Yields the file that sets the quota. Raises ``NoQuotaError``.
+    Afterwards all processes are in one group, the caller's, where they were before.
     """
     parent, quota = _place()
     group = parent / name
@@ -39,13 +43,13 @@ def cpu_quota(pids: Sequence[int], share: float, *, name: str) -> Iterator[str]:
         yield str(group / quota)
     finally:
         for left in (group / "cgroup.procs").read_text().split():
-            with contextlib.suppress(OSError):  # it is gone
+            with contextlib.suppress(OSError):  # the process has ended
                 (parent / "cgroup.procs").write_text(left)
         group.rmdir()
 
 
 def _place() -> tuple[Path, str]:
-    """This process's own group, and the file that limits a group in it."""
+    """Return this process's own group, and the file that limits a group in it."""
     tried = []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -55,7 +59,7 @@ def _place() -> tuple[Path, str]:
         elif not controllers:
             tried.append((ROOT / path.lstrip("/"), "cpu.max"))
     for place, quota in tried:
-        # of version 2 a group with processes of its own can give no controller to those in it, unless it is the root
+        # cgroup v2: a group with processes cannot enable a controller for its children, except the root
         given = place / ("cgroup.subtree_control" if quota == "cpu.max" else "cpu.cfs_period_us")
         if given.is_file() and (quota != "cpu.max" or "cpu" in given.read_text().split()):
             return place, quota
@@ -73,7 +77,10 @@ def _limit(group: Path, quota: str, share: float) -> None:
 
 @contextlib.contextmanager
 def stopped_in_turns(process_group: int, share: float) -> Iterator[str]:
-    """SIGSTOP and SIGCONT in turns, so that it runs for this share of each period; yields what is done, in words."""
+    """Stop and continue a process so that it runs for this share of each period.
+
+    Uses SIGSTOP and SIGCONT. Yields a description in words.
+    """
     over = threading.Event()
     run_s = share * PERIOD_US / 1e6
 

@@ -1,4 +1,7 @@
-"""Which metrics there are, as the linter wants to know it: from the catalogue that is made of the code which exposes them."""
+"""The list of metrics that the linter knows.
+
+It comes from the catalogue that is generated from the code.
+"""
 
 from __future__ import annotations
 
@@ -12,5 +15,5 @@ from handrail_sidecar.catalogue import sidecar_metrics
 
 @cache
 def known() -> Mapping[str, PromMetric]:
-    """Of sidecars and collectors."""
+    """Return the metrics of sidecars and collectors."""
     return {each.name: PromMetric(Type(each.type), frozenset(each.labels)) for each in (*sidecar_metrics(), *collector_metrics())}

@@ -1,8 +1,8 @@
-"""Kustomize's own code: the Go library of the package pykustomize, called without that package's Python, which wants 3.14.
+"""Run kustomize's own code: the Go library inside the package pykustomize.
 
-``python tests/harness/kustomize.py FOLDER`` prints the built objects as a JSON list. It is run as a process of its own, since
-Helm's
-library is another Go runtime in the tests' process.
+The package's Python part is not used, because it requires Python 3.14.
+``python tests/harness/kustomize.py FOLDER`` prints the built objects as a JSON list.
+It runs as its own process, because Helm's library is another Go runtime in the tests' process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BUILT_FOR: Final = {("Linux", "x86_64"): "linux-amd64/libpykustomize.so"}
 
 
 def library() -> Path | None:
-    """The shared library; None where there is none for this machine."""
+    """Return the shared library; None where there is none for this machine."""
     found = importlib.util.find_spec("pykustomize")
     name = _BUILT_FOR.get((platform.system(), platform.machine()))
     if found is None or found.origin is None or name is None:
@@ -30,7 +30,10 @@ def library() -> Path | None:
 
 
 def build(folder: Path) -> list[dict[str, Any]]:
-    """The objects of a kustomization. Raises ``ValueError`` with what Kustomize says."""
+    """Build the objects of a kustomization.
+
+    Raises ``ValueError`` with kustomize's message.
+    """
     done = subprocess.run((sys.executable, __file__, str(folder)), capture_output=True, text=True, check=False, timeout=300)
     if done.returncode != 0:
         raise ValueError(done.stderr)

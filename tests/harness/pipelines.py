@@ -1,4 +1,7 @@
-"""A collector without sockets, for tests: journal, pipeline and store in one folder, with a clock moved by hand."""
+"""A collector without sockets, for tests.
+
+Journal, pipeline and store are in one folder; the test moves the clock.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ WAIT_S = 60.0
 
 
 class Clock:
-    """Wall time of the collector, moved by hand."""
+    """The collector's wall clock, moved by hand."""
 
     def __init__(self) -> None:
         self.now = START
@@ -47,7 +50,7 @@ class Clock:
 
     @classmethod
     def at(cls, unix_ns: int) -> Clock:
-        """One that shows this time."""
+        """Return a clock that shows this time."""
         clock = cls()
         clock.now = unix_ns
         return clock
@@ -55,7 +58,7 @@ class Clock:
 
 @asynccontextmanager
 async def running(root: Path, clock: Clock, *, files: Filesystem | None = None, **settings: Any) -> Any:
-    """A collector without sockets; leaving it is a clean stop."""
+    """Run a collector without sockets; leaving the context stops it cleanly."""
     publisher = StorePublisher(root / "store", files=files)
     recovered = publisher.open()
     log = JournalSettings(folder=root / "journal").open_log(floor=recovered.end_offset, files=files)
@@ -76,7 +79,7 @@ async def running(root: Path, clock: Clock, *, files: Filesystem | None = None, 
 
 
 def batch(records: Sequence[Record], seq: int | None = 1, sender: str = "s1") -> bytes:
-    """One sender's batch of proxy spans."""
+    """Build one sender's batch of proxy spans."""
     request = ExportTraceServiceRequest()
     scoped = request.resource_spans.add(resource=resource_of(replace(records[0].process, sender=sender))).scope_spans.add()
     scoped.scope.name = SCOPE_PROXY
@@ -87,7 +90,7 @@ def batch(records: Sequence[Record], seq: int | None = 1, sender: str = "s1") ->
 
 
 def plugin_batch(records: Sequence[Any], seq: int) -> bytes:
-    """Spans of the plugin, of one sidecar."""
+    """Build a batch of the plugin's spans, from one sidecar."""
     request = ExportTraceServiceRequest()
     resource = resource_of(replace(records[0].process, sender="plugin"))
     scoped = request.resource_spans.add(resource=resource).scope_spans.add()
@@ -99,7 +102,7 @@ def plugin_batch(records: Sequence[Any], seq: int) -> bytes:
 
 
 def log_batch(records: Sequence[Any], seq: int) -> bytes:
-    """Log records of one sidecar."""
+    """Build a batch of log records from one sidecar."""
     request = ExportLogsServiceRequest()
     for index, record in enumerate(records):
         resource = resource_of(replace(record.process, sender=f"plugin-{index}"))
@@ -111,7 +114,7 @@ def log_batch(records: Sequence[Any], seq: int) -> bytes:
 
 
 def device_batch(samples: Sequence[DeviceSample], seq: int) -> bytes:
-    """Samples of devices of one sidecar."""
+    """Build a batch of device samples from one sidecar."""
     metrics = DeviceMetrics({})
     for sample in samples:
         metrics.add(sample)
@@ -120,7 +123,10 @@ def device_batch(samples: Sequence[DeviceSample], seq: int) -> bytes:
 
 
 async def taken(pipeline: Pipeline, journal: Journal) -> None:
-    """Until the pipeline has everything that the journal has, replayed entries included."""
+    """Wait until the pipeline has everything that the journal has.
+
+    This includes replayed entries.
+    """
     await until(lambda: pipeline._position >= journal.end)
 
 
@@ -145,13 +151,13 @@ def proxies(rid: str, trace: str, at_ms: float = 0) -> list[Exchange]:
 
 
 async def send(journal: Journal, records: Iterable[Exchange], first_seq: int = 1) -> None:
-    """Each record in a batch of its own, all of one sender per role."""
+    """Send each record in a batch of its own, with one sender per role."""
     for number, record in enumerate(records, first_seq):
         await journal.consume(Signal.TRACES, batch([record], number, record.process.role.value))
 
 
 def a_request(rid: str = "req-a", trace: str = "t1", at_ms: float = 0) -> tuple[list[Any], list[Any]]:
-    """Its proxies, and the plugin's spans of P and of D."""
+    """Build one request's records: its proxies, and the plugin's spans of P and D."""
     edge, p, d = proxies(rid, trace, at_ms)
     raw_p, raw_d = f"cmpl-{rid}-0-0000aaaa", f"cmpl-{rid}-0-0000dddd"
     at_p = [

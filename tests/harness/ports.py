@@ -1,7 +1,8 @@
-"""Ports of the loopback that nobody else gets meanwhile: one that refuses, one for a process that is to listen there.
+"""Loopback ports that no other process can get: one refuses, one is for a server.
 
-A port that was looked up and let go may be another's before it is used. Bound, it is not given away, yet refuses connections;
-bound with SO_REUSEADDR, which servers set too, it lets a server listen there.
+A port that was looked up and released may belong to another process before it is used.
+A bound port is not given away, yet refuses connections.
+A port bound with SO_REUSEADDR, which servers also set, lets a server listen there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def refusing_port() -> Iterator[int]:
-    """Connections to it are refused."""
+    """Hold a port that refuses connections."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield int(held.getsockname()[1])
@@ -21,7 +22,7 @@ def refusing_port() -> Iterator[int]:
 
 @contextlib.contextmanager
 def held_port() -> Iterator[int]:
-    """For a server; connections are refused whenever none listens there."""
+    """Hold a port for a server; it refuses connections while no server listens."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))

@@ -1,4 +1,7 @@
-"""A real Prometheus over series that a test writes, so that what a query answers is known before: no scraping, no waiting."""
+"""A real Prometheus over series that a test writes, so a query's answer is known.
+
+Nothing is scraped and no test waits.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +25,26 @@ STEPS: Final = 9
 ENDED_S: Final = BEGAN_S + (STEPS - 1) * STEP_S
 WINDOW_S: Final = 60
 ONE_AT_THE_END: Final = 1 / (ENDED_S - BEGAN_S)
-"""Growth of what is to be a gauge of 1 when it is asked for."""
+"""Growth per second of a series whose value is 1 at the end, for use as a gauge."""
 
 BORN: Final = STEPS - 3
-"""The step at which a series begins that was not there before: within the last minute."""
+"""The step at which a ``born`` series begins: within the last minute."""
 
 Series = tuple[str, Mapping[str, str], float]
-"""Name, labels, growth a second from 0 on."""
+"""Name, labels, growth per second from 0 on."""
 
 
 class Written:
-    """Where it answers."""
+    """A running Prometheus and its address."""
 
     def __init__(self, address: str) -> None:
         self.address = address
 
     def ask(self, query: str) -> dict[tuple[tuple[str, str], ...], float]:
-        """Labels -> value at the end, ``$__rate_interval`` and ``$__range`` being a minute and all variables "all"."""
+        """Return labels -> value at the end of the data.
+
+        ``$__rate_interval`` and ``$__range`` are a minute; all other variables are "all".
+        """
         for variable, value in {"$__rate_interval": f"{WINDOW_S}s", "$__range": f"{WINDOW_S}s"}.items():
             query = query.replace(variable, value)
         for variable in ("cluster", "model", "role", "instance"):
@@ -51,8 +57,9 @@ class Written:
 
 @contextlib.contextmanager
 def written(folder: Path, series: Sequence[Series], born: Sequence[Series] = ()) -> Iterator[Written]:
-    """Counters that grow evenly; ``born`` ones begin within the last minute at the value in their growth's place, and keep it.
+    """Run Prometheus with counters that grow evenly.
 
+    ``born`` series begin within the last minute; their number is a constant value instead of a growth.
     Skips where there is no Prometheus.
     """
     prometheus, promtool = shutil.which("prometheus"), shutil.which("promtool")
@@ -82,7 +89,10 @@ def _ready(address: str) -> bool:
 
 
 def _page(series: Sequence[Series], born: Sequence[Series]) -> str:
-    """OpenMetrics with times. Samples of one family stand together, those of one series in order of time."""
+    """Write OpenMetrics with timestamps.
+
+    Samples of one family are adjacent, those of one series in order of time.
+    """
     reports = [(name, labels, [(step, growth * step * STEP_S) for step in range(STEPS)]) for name, labels, growth in series]
     reports += [(name, labels, [(step, value) for step in range(BORN, STEPS)]) for name, labels, value in born]
     lines = []

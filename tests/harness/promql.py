@@ -1,4 +1,4 @@
-"""What Prometheus makes of classic buckets: ``histogram_quantile`` as its documentation describes it."""
+"""PromQL's ``histogram_quantile`` on classic buckets, as Prometheus documents it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from math import nan
 
 
 def histogram_quantile(q: float, bounds: Sequence[float], counts: Sequence[int]) -> float:
-    """``counts`` per bucket (not cumulative), one more than ``bounds``. Linear inside a bucket, the first one begins at 0."""
+    """Return the quantile of a histogram.
+
+    ``counts``: per bucket, not cumulative, one more than ``bounds``. Linear inside a bucket; the first bucket begins at 0.
+    """
     total = sum(counts)
     if not total:
         return nan

@@ -1,4 +1,7 @@
-"""Real sockets on both sides of a proxy: scripted upstreams, a proxy under test, and a client that sees raw bytes."""
+"""Real sockets on both sides of a proxy under test.
+
+Holds scripted upstreams, the proxy, and a client that sees raw bytes.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ class Peer:
         self.writer = writer
 
     async def request(self) -> tuple[bytes, bytes]:
-        """Head (blank line included) and raw body, framing included, of the next request; empty at the end of the connection."""
+        """Return the head and the raw body of the next request.
+
+        The head includes the blank line, the body its framing. Both are empty at the end of the connection.
+        """
         try:
             head = await self.reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError:
@@ -52,14 +58,17 @@ class Peer:
         await self.writer.drain()
 
     async def gone(self) -> None:
-        """Wait until the proxy closed this connection; what still comes is thrown away."""
+        """Wait until the proxy closes this connection; discard what still arrives."""
         with contextlib.suppress(ConnectionError):
             while await self.reader.read(65536):
                 pass
 
 
 class Upstream:
-    """A server that runs ``handler`` for each connection. ``heads`` are the request heads that came in."""
+    """A server that runs ``handler`` for each connection.
+
+    ``heads``: the request heads that arrived.
+    """
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -121,7 +130,7 @@ class Proxied:
         self._changed.set()
 
     async def recorded(self, count: int = 1) -> Exchange:
-        """The newest record, once there are ``count``."""
+        """Return the newest record, once there are ``count``."""
 
         async def enough() -> None:
             while len(self.records) < count:
@@ -142,7 +151,7 @@ class Proxied:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until ``condition`` holds; fails after the deadline."""
+    """Wait until ``condition`` holds; fail after the deadline."""
 
     async def holds() -> None:
         while not condition():  # noqa: ASYNC110 - a socket's state announces itself to nobody
@@ -152,8 +161,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Timeline:
-    """A proxy's clock, moved by the script of a test: it stands while bytes are under way, so that what the proxy says of their
-    times is exact, however busy the machine is."""
+    """A proxy's clock that the test's script moves.
+
+    The clock stands while bytes are under way, so the proxy's times are exact on a busy machine.
+    """
 
     def __init__(self) -> None:
         self.stats: ProxyStats
@@ -163,11 +174,11 @@ class Timeline:
         return self._now_ns
 
     def at(self, seconds: float) -> None:
-        """It is so long since the beginning."""
+        """Set the time since the beginning."""
         self._now_ns = self._began_ns + round(seconds * 1e9)
 
     async def send(self, peer: Peer, seconds: float, data: bytes) -> None:
-        """``peer`` sends at that time; returns once the proxy has read it."""
+        """Let ``peer`` send at that time; return once the proxy has read it."""
         self.at(seconds)
         due = self.stats.upstream_bytes + len(data)
         await peer.send(data)
@@ -184,7 +195,7 @@ async def proxied(
     budget: DescriptorBudget | None = None,
     **settings: Any,
 ) -> AsyncIterator[Proxied]:
-    """A proxy in front of ``upstream_port``; on exit it is shut down at once."""
+    """Run a proxy in front of ``upstream_port``; on exit shut it down at once."""
     proxy = Proxied()
     process = Process(role=role, instance=f"127.0.0.1:{upstream_port}", host="h", sender="s")
     proxy.source = ProxySource(
@@ -213,7 +224,7 @@ async def proxied(
 
 @contextlib.asynccontextmanager
 async def client(port: int) -> AsyncIterator[Peer]:
-    """A raw client connection."""
+    """Open a raw client connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     try:
         yield Peer(reader, writer)
@@ -231,19 +242,22 @@ async def everything(port: int, request: bytes) -> bytes:
 
 
 def post(body: bytes = b'{"model":"m","stream":true}', *, path: str = "/v1/completions", headers: str = "") -> bytes:
-    """A generation request with a Content-Length body. ``headers``: whole lines, each with its line end."""
+    """Build a generation request with a Content-Length body.
+
+    ``headers``: whole lines, each with its line end.
+    """
     return (
         f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
     ).encode("latin-1") + body
 
 
 def chunk(data: bytes) -> bytes:
-    """One HTTP chunk."""
+    """Build one HTTP chunk."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def event(text: str, *, finish: str | None = None) -> bytes:
-    """One server-sent event of /v1/completions."""
+    """Build one server-sent event of /v1/completions."""
     choice = {"index": 0, "text": text, "finish_reason": finish}
     return b"data: " + json.dumps({"id": "cmpl-x", "model": "m", "choices": [choice]}).encode() + b"\n\n"
 
@@ -254,12 +268,18 @@ END = b"0\r\n\r\n"
 
 
 def case(name: str) -> Any:
-    """A replay case of ``tests/data/replay``: ``name`` with its folder, e.g. ``sse/E07_cut_inside_chunk.sse.json``."""
+    """Load a replay case of ``tests/data/replay``.
+
+    ``name`` includes its folder, e.g. ``sse/E07_cut_inside_chunk.sse.json``.
+    """
     return json.loads((DATA / name).read_text())
 
 
 def replay(name: str, clock: Timeline | None = None) -> Handler:
-    """An upstream that answers every request as the case says, at the case's times of ``clock``; without one, all at once."""
+    """Run an upstream that answers every request as the case defines.
+
+    It follows the case's times on ``clock``; without a clock it sends all at once.
+    """
     script = case(name)
     response = script["response"]
     chunked = "transfer-encoding" in response["headers"]

@@ -1,6 +1,7 @@
-"""A proxy in a process of its own, for what must be measured from outside: ``python harness/proxy_child.py UPSTREAM_PORT ROLE``.
+"""Run a proxy in its own process, for measurements from outside.
 
-Says ``PORT n`` once it listens. On SIGTERM it drains and says in one JSON object what it saw.
+``python harness/proxy_child.py UPSTREAM_PORT ROLE``
+Prints ``PORT n`` once it listens. On SIGTERM it drains and prints what it saw as one JSON object.
 """
 
 from __future__ import annotations

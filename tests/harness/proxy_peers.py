@@ -1,8 +1,7 @@
-"""What stands around a proxy that is measured, each in a process of its own: an emulated engine, a bare relay to compare with.
+"""The peers of a measured proxy: an emulated engine, and a bare relay to compare.
 
-``python harness/proxy_peers.py engine`` and ``python harness/proxy_peers.py relay PORT``; each says ``PORT n`` once it listens
-and ends when its
-standard input does.
+Each runs in its own process: ``python harness/proxy_peers.py engine`` or ``python harness/proxy_peers.py relay PORT``.
+Each prints ``PORT n`` once it listens, and ends when its standard input ends.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _REQUESTED_TOKENS = re.compile(rb'"max_tokens": *(\d+).*"user": *"pace-(\d+)-(\d
 
 
 class Engine(asyncio.Protocol):
-    """Answers completions with paced tokens and anything else with ``{}``."""
+    """Answer completions with paced tokens and anything else with ``{}``."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -54,7 +53,7 @@ class Engine(asyncio.Protocol):
         self._alive = False
 
     def data_received(self, data: bytes) -> None:
-        if self._missing > 0:  # the rest of a large body, not kept
+        if self._missing > 0:  # the rest of a large body is discarded
             self._missing -= len(data)
             body = self._seen
         else:
@@ -109,7 +108,7 @@ class Engine(asyncio.Protocol):
 
 
 class _RelayFront(asyncio.Protocol):
-    """The least a relay can do in Python: pairs of connections, every read stamped and written on."""
+    """A minimal relay in Python: it stamps every read and writes it on."""
 
     def __init__(self, port: int) -> None:
         self._port = port

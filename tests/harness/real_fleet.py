@@ -1,8 +1,11 @@
-"""One fleet of processes: emulated engines and router, and Handrail's own sidecars and collector, as its user starts them.
+"""A fleet of processes: emulated engines and router, real sidecars and collector.
 
-Beside each engine a sidecar taps OTLP, reads the metrics page and the log, hears what the plugin would say and, where asked, has
-GPUs and ports from doubles at the lowest layer; an edge stands before the router. ``starting`` starts them in the order in which
-nothing is lost, and waits between its steps without blocking, so that many fleets can start side by side.
+They start as a user starts them.
+Beside each engine a sidecar taps OTLP, reads the metrics page and the log, receives what the plugin would send and, on request,
+has GPUs and ports from doubles at the lowest layer.
+An edge sidecar is in front of the router.
+``starting`` starts them in the order in which nothing is lost. It waits between its steps without blocking, so that many fleets
+can start side by side.
 """
 
 from __future__ import annotations
@@ -28,7 +31,10 @@ _TOGETHER: Final = {"OMP_NUM_THREADS": "1", "OTEL_BSP_SCHEDULE_DELAY": "200"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What clients ask: ``rate`` requests a second, or ``concurrency`` of them at any time; ``model`` None: they name none."""
+    """The clients' load.
+
+    ``rate`` requests per second, or ``concurrency`` requests at any time. ``model`` None: the requests name no model.
+    """
 
     rate: float | None = 1.0
     concurrency: int = 1
@@ -49,11 +55,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a fleet is.
+    """The shape of a fleet.
 
-    ``proxied``: requests go through the engines' sidecars; else these only listen. ``spans``: the engines export them. ``apart``:
-    every host says that it is one of its own. ``gpus``: host to what its NVML answers, from when that sidecar starts. ``behind``:
-    the collector as a host's sidecar is told it, by where it is. ``router``: a module that is run instead of the fleet's router.
+    ``proxied``: requests go through the engines' sidecars; otherwise these only listen.
+    ``spans``: the engines export spans.
+    ``apart``: every host reports that it is a host of its own.
+    ``gpus``: host to the answers of its NVML, from the start of its sidecar.
+    ``behind``: the collector's address as a host's sidecar gets it, by the collector's real address.
+    ``router``: a module that runs instead of the fleet's router.
     """
 
     prefill: int = 1
@@ -77,7 +86,10 @@ class Shape:
 
 
 class Fleet:
-    """``starting`` has to have been run to its end before anything else is asked. ``children``: all its processes."""
+    """A fleet of processes; run ``starting`` to its end before any other use.
+
+    ``children``: all its processes.
+    """
 
     def __init__(self, name: str, folder: Path, shape: Shape, *, seed: int = 0) -> None:
         folder.mkdir(parents=True)
@@ -92,7 +104,10 @@ class Fleet:
         self._named: dict[str, Child] = {}
 
     def __getitem__(self, name: str) -> Child:
-        """``collector``, ``edge``, ``router``, ``load``, ``engine-d0``, ``sidecar-d0``."""
+        """Return the process of this name.
+
+        Names: ``collector``, ``edge``, ``router``, ``load``, ``engine-d0``, ``sidecar-d0``.
+        """
         return self._named[name]
 
     @property
@@ -101,20 +116,20 @@ class Fleet:
 
     @property
     def sidecar_pages(self) -> dict[str, str]:
-        """Name of each sidecar -> address of its metrics page."""
+        """Return the name of each sidecar -> the address of its metrics page."""
         named = ("edge", *(f"sidecar-{host}" for host in self.shape.hosts))
         return {name: self[name].addresses["admin"] for name in named}
 
     @property
     def url(self) -> str:
-        """Where clients go."""
+        """The address for clients."""
         return f"http://{self['edge'].addresses['proxy']}"
 
     def host_folder(self, host: str) -> Path:
         return self._folder / host
 
     def starting(self) -> Iterator[str]:
-        """Yields what it waits for, again and again until that is there."""
+        """Start the fleet; yield what it waits for, again and again until that is there."""
         shape = self.shape
         ports = ("--otlp-grpc", ANY, "--otlp-http", ANY, "--api", ANY, "--data", str(self._folder / "data"))
         self._run("collector", *_HANDRAIL, "collector", *ports, *shape.collector_flags)
@@ -135,7 +150,7 @@ class Fleet:
             self.start_load(shape.load)
 
     def start_engine(self, host: str) -> Child:
-        """Also anew, once the one before has ended."""
+        """Start an engine; also restart it, once the one before has ended."""
         role, sidecar = "prefill" if host[0] == "p" else "decode", self[f"sidecar-{host}"]
         flags = ["--role", role, "--host", host, "--listen", self._addresses[host], *self._shared()]
         if self.shape.spans:
@@ -150,7 +165,7 @@ class Fleet:
         return self["load"]
 
     def end(self, grace_s: float) -> None:
-        """All at once: whose peer goes first does not matter any more."""
+        """End all processes at once: the order no longer matters."""
         self.children.end([list(self._named.values())], grace_s)
 
     def _beside(self, host: str) -> None:
@@ -213,7 +228,7 @@ def finish(starting: Iterator[str], timeout_s: float) -> None:
 
 
 def can_build_gpus(folder: Path) -> str | None:
-    """None, or why the NVML double cannot be had here."""
+    """Return None, or why the NVML double is not available here."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         build(folder)

@@ -1,4 +1,4 @@
-"""Whether the first answer of a store, from its rollups, is what its rows say."""
+"""Compare a store's first answer, from its rollups, with its rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from handrail_collector.store.read import StoreReader
 
 
 def disagreement(reader: StoreReader, of: PeriodQuery) -> str:
-    """What the first answer says otherwise than the exact one, beyond its bound; '' when nothing."""
+    """Return how the first answer differs from the exact one beyond its bound.
+
+    '' when it does not.
+    """
     first, exact = explain(load_period(reader, of, fast=True)), explain(load_period(reader, of, fast=False))
     if [scope.scope for scope in first.scopes] != [scope.scope for scope in exact.scopes]:
         return f"scopes {[scope.scope for scope in first.scopes]}, not {[scope.scope for scope in exact.scopes]}"
@@ -23,12 +26,12 @@ def disagreement(reader: StoreReader, of: PeriodQuery) -> str:
 
 
 def requests_in(answer: PeriodAnswer) -> int:
-    """Of all scopes."""
+    """Return the requests of all scopes."""
     return sum(scope.requests for scope in answer.scopes)
 
 
 def counted(scope: ScopeAnswer) -> dict[str, object]:
-    """What both answers count, and must count alike."""
+    """Return what both answers count; the counts must be equal."""
     return {
         "requests": (scope.requests, scope.complete, scope.timed),
         "gaps": (scope.streams, scope.gaps, dict(scope.gap_ns)),

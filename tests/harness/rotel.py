@@ -1,4 +1,7 @@
-"""A real OpenTelemetry collector from PyPI (rotel, in Rust) as a process of its own: OTLP in, OTLP out."""
+"""A real OpenTelemetry collector as its own process: OTLP in, OTLP out.
+
+It is rotel, in Rust, from PyPI.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ from harness.ports import held_port
 
 
 def binary() -> Path | None:
-    """The agent inside the installed wheel; None where rotel has no wheel for this machine."""
+    """Return the agent inside the installed wheel.
+
+    None where rotel has no wheel for this machine.
+    """
     found = importlib.util.find_spec("rotel")
     if found is None or found.origin is None:
         return None
@@ -26,13 +32,16 @@ def binary() -> Path | None:
 
 
 def environment() -> dict[str, str]:
-    """The agent is linked against the shared libpython of this interpreter's version, which may lie outside the linker's path."""
+    """Return an environment in which the agent finds libpython.
+
+    The agent is linked against the shared libpython of this interpreter's version, which may lie outside the linker's path.
+    """
     return {"PATH": os.environ.get("PATH", ""), "LD_LIBRARY_PATH": str(sysconfig.get_config_var("LIBDIR") or "")}
 
 
 @functools.cache
 def missing() -> str:
-    """Why rotel cannot run here; '' when it can."""
+    """Return why rotel cannot run here; '' when it can."""
     agent = binary()
     if agent is None:
         return "rotel has no wheel for this machine"
@@ -48,7 +57,10 @@ class Rotel:
 
 @asynccontextmanager
 async def rotel(folder: Path, export_to: str, protocol: str) -> AsyncIterator[Rotel]:
-    """Runs rotel exporting to ``export_to`` by ``protocol`` (grpc or http); ready when it listens, stopped by its own pid."""
+    """Run rotel exporting to ``export_to`` by ``protocol`` (grpc or http).
+
+    It is ready when it listens, and is stopped by its own pid.
+    """
     with held_port() as grpc_port, held_port() as http_port:
         async with _running(folder, export_to, protocol, Rotel(grpc_port, http_port)) as ports:
             yield ports

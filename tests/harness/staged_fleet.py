@@ -1,4 +1,7 @@
-"""A fleet (``real_fleet``) of two prefill and two decode hosts, with GPUs and ports, and a real Prometheus that scrapes it."""
+"""A fleet (``real_fleet``) with GPUs and ports, and a real Prometheus.
+
+It has two prefill and two decode hosts. Prometheus scrapes it.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,20 @@ _LOAD: Final = Load(
     streaming_share=0.8,
     model=scenarios.load("split").model,
 )
-"""More than is sent: the load is ended with the rest. It names the model as clients do, so that failures are counted under it."""
+"""A load of more requests than are ever sent: it ends with the fleet.
+
+It names the model as clients do, so that failures are counted under it.
+"""
 
 _PORT_BYTES_PER_S: Final = {"p": (6.0e9, 0.4e9), "d": (0.4e9, 6.0e9)}
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What runs: where Prometheus answers, since when it scrapes, where the collector answers, what the load wrote."""
+    """The running stage.
+
+    Holds the address of Prometheus, the start of its scrapes, the collector's address, and what the load wrote.
+    """
 
     prometheus: str
     started_s: float
@@ -46,21 +55,24 @@ class Stage:
     load: Path
 
     def ask(self, query: str) -> list[dict[str, Any]]:
-        """What an instant query answers now."""
+        """Return the current answer to an instant query."""
         url = f"{self.prometheus}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
         with urllib.request.urlopen(url, timeout=60) as response:
             found: list[dict[str, Any]] = json.load(response)["data"]["result"]
         return found
 
     def sent(self) -> list[dict[str, Any]]:
-        """Requests that are over, as the load generator saw them."""
+        """Return the requests that are over, as the load generator saw them."""
         *lines, _ = self.load.read_text(encoding="utf-8").split("\n")
         return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 @contextlib.contextmanager
 def staged(folder: Path, faults: Sequence[str] = ()) -> Iterator[Stage]:
-    """Runs from here on. Raises ``ChildError`` where a part does not start, ``FileNotFoundError`` without Prometheus."""
+    """Run the staged fleet while the context is open.
+
+    Raises ``ChildError`` where a part does not start, ``FileNotFoundError`` without Prometheus.
+    """
     prometheus = shutil.which("prometheus")
     if prometheus is None:
         raise FileNotFoundError("prometheus")
@@ -88,7 +100,10 @@ def staged(folder: Path, faults: Sequence[str] = ()) -> Iterator[Stage]:
 
 
 def _gpus(host: str) -> Scenario:
-    """Two of a host: compute-bound at P, memory-bound at D; those of d1 get hot, and one of them reports an error."""
+    """Build two GPUs per host: compute-bound at P, memory-bound at D.
+
+    Those of d1 get hot, and one of them reports an error.
+    """
     tensor, dram = (71, 24) if host[0] == "p" else (9, 83)
     scenario = h100(2).add(f"gpu * set gpm.5 {tensor}", f"gpu * set gpm.10 {dram}", f"gpu * set gpm.2 {tensor + 15}")
     for number in range(8):
@@ -128,7 +143,7 @@ def _answers(url: str) -> bool:
 
 @contextlib.contextmanager
 def _moving_ports(fleet: Fleet) -> Iterator[None]:
-    """Counters of ports go on: P sends, D receives."""
+    """Keep the counters of ports moving: P sends, D receives."""
     stop = threading.Event()
     began = time.monotonic()
     ports = {host: FakeSysfs(fleet.host_folder(host) / "sys") for host in fleet.shape.hosts}

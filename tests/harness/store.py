@@ -1,4 +1,4 @@
-"""A store with its clock, upkeep and a reader, and rows to fill it."""
+"""A store with its clock, maintenance and a reader, and rows to fill it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Clock:
 
 @dataclass
 class Kept:
-    """A store with its upkeep and a reader."""
+    """A store with its maintenance and a reader."""
 
     root: Path
     clock: Clock
@@ -54,7 +54,7 @@ class Kept:
 
 
 def kept_store(root: Path) -> Kept:
-    """A new one, open."""
+    """Open a new store."""
     clock = Clock()
     kept = Kept(root, clock, StorePublisher(root, now_unix_ns=clock), StoreReader(root, threads=1))
     kept.publisher.open()
@@ -62,7 +62,7 @@ def kept_store(root: Path) -> Kept:
 
 
 def publish_all(publisher: StorePublisher) -> None:
-    """Four publishes of one hour."""
+    """Publish four times in one hour."""
     for index, (first, end) in enumerate(pairwise((0, 100, 200, 300, 400))):
         spans = [replace(span, offset=first + 1) for span in SPANS[index * 3 : index * 3 + 3]]
         publisher.publish(first, end, first, spans, ROWS[index * 3 : index * 3 + 3])

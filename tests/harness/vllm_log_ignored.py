@@ -1,4 +1,7 @@
-"""The warnings and errors of vLLM's KV code that no row recognises, by how their template begins, and why not."""
+"""Warnings and errors of vLLM's KV code that no row of our table recognises.
+
+Each is given by the beginning of its template, with the reason.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every warning and error that vLLM's KV code can log, read out of its source, and one message of each as it would be printed."""
+"""Every warning and error that vLLM's KV code can log, extracted from its source.
+
+Each comes with one message as it would be printed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _COLLECTIONS = frozenset({"all_failed_req_ids", "failed", "list(pending_reqs)"})
 
 @dataclass(frozen=True, order=True)
 class Call:
-    """One logging statement: the file it stands in, its level, template and arguments as written."""
+    """One logging call: its file, its level, its template and arguments as written."""
 
     file: str
     level: str
@@ -36,7 +39,7 @@ class Call:
         return f"{self.file}\t{self.level}\t{self.template}\t{'; '.join(self.arguments)}".replace("\n", "\\n")
 
     def message(self) -> str:
-        """The statement's message with a plausible value for each argument."""
+        """The call's message with a plausible value for each argument."""
         values = iter(self.arguments)
 
         def value(match: re.Match[str]) -> str:
@@ -53,13 +56,13 @@ class Call:
 
 
 def read_line(line: str) -> Call:
-    """The inverse of ``Call.line``."""
+    """Parse ``Call.line`` back into a call."""
     file, level, template, arguments = line.split("\t")
     return Call(file, level, template.replace("\\n", "\n"), tuple(filter(None, arguments.split("; "))))
 
 
 def calls(root: Path) -> list[Call]:
-    """The statements below ``root`` (the vllm package), sorted."""
+    """Return the calls below ``root`` (the vllm package), sorted."""
     return sorted(set(_all(root)))
 
 
@@ -81,7 +84,10 @@ def _all(root: Path) -> Iterator[Call]:
 
 
 def _words(node: ast.expr) -> str:
-    """The expression's source; Python 3.10 writes the brackets of a loop's tuple, later versions do not."""
+    """Return the expression's source.
+
+    Python 3.10 writes the brackets of a loop's tuple, later versions do not.
+    """
     return re.sub(r"\bfor \(([^()]*)\) in ", r"for \1 in ", ast.unparse(node))
 
 

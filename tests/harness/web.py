@@ -1,4 +1,4 @@
-"""One GET, as tests of running processes need it."""
+"""One GET, for tests of running processes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import urllib.request
 
 
 def get(url: str) -> str:
-    """The answer's body. Raises ``OSError`` where there is none, or no good one."""
+    """Return the answer's body.
+
+    Raises ``OSError`` when there is no answer, or an error status.
+    """
     with urllib.request.urlopen(url, timeout=30) as response:
         text: str = response.read().decode()
         return text
 
 
 def succeeds(url: str) -> bool:
-    """Whether it answers, and with no error."""
+    """Return whether the address answers without an error."""
     with contextlib.suppress(OSError):
         get(url)
         return True

@@ -1,5 +1,6 @@
-"""A ``libnvidia-ml.so.1`` without a GPU, built from C by the test run and scripted by a scenario file.
+"""A double of ``libnvidia-ml.so.1`` in C, scripted by a scenario file.
 
-pynvml's own path is what is tested: it loads the library by its name in a child process (``child.py``) whose ``LD_LIBRARY_PATH``
-begins with the folder where it was built (``build.py``).
+The test run builds it; no GPU is needed.
+The tests exercise pynvml's own loading path: it loads the library by its name in a child process (``child.py``) whose
+``LD_LIBRARY_PATH`` begins with the build folder (``build.py``).
 """

@@ -1,4 +1,7 @@
-"""Builds the double with the machine's C compiler against the headers of ``nvidia-nvml-dev``."""
+"""Build the NVML double with the machine's C compiler.
+
+The headers come from the package ``nvidia-nvml-dev``.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ class CannotBuild(Exception):  # noqa: N818 - a reason that tests print, not a f
 
 
 def build(folder: Path) -> Path:
-    """The folder with the library in it. Raises ``CannotBuild``; a compiler that fails on our own source is an error."""
+    """Build the double; return the folder that holds the library.
+
+    Raises ``CannotBuild`` when the compiler or the headers are missing. A compiler that fails on our own source is an error.
+    """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise CannotBuild("no C compiler: apt-get install gcc libc6-dev (Debian), dnf install gcc, apk add build-base")
@@ -31,7 +37,7 @@ def build(folder: Path) -> Path:
 
 
 def headers() -> Path:
-    """The folder of ``nvml.h``. Raises ``CannotBuild``."""
+    """Return the folder of ``nvml.h``. Raises ``CannotBuild``."""
     spec = importlib.util.find_spec("nvidia")
     for root in spec.submodule_search_locations or () if spec is not None else ():
         for header in sorted(Path(root).glob("*/include/nvml.h"), reverse=True):

@@ -1,6 +1,8 @@
-"""Runs one function of the tests in a process that finds the double under the name by which pynvml looks for NVML.
+"""Run one test function in a process whose NVML is the double.
 
-python -m nvml.child MODULE:FUNCTION ARGUMENTS_AS_JSON       (from the tests folder; prints what it returns as JSON)
+The process finds the double under the name by which pynvml looks for NVML.
+
+python -m nvml.child MODULE:FUNCTION ARGUMENTS_AS_JSON       (from the tests folder; prints the return value as JSON)
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ class Double:
         self._control = folder / "control"
 
     def environment(self, scenario: Scenario | None, *, virtual: bool = False) -> dict[str, str]:
-        """Of a child that has these GPUs; None: of one that finds no library."""
+        """Return the environment of a child that has these GPUs.
+
+        None: the child finds no library.
+        """
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "NVIDIA_", "FAKE_NVML_"))}
         paths = os.pathsep.join([str(TESTS), *filter(None, [clean.get("PYTHONPATH")])])
         if scenario is None:
@@ -45,7 +50,7 @@ class Double:
         }
 
     def control(self) -> Control:
-        """Of the last environment made."""
+        """Return the control file of the last environment made."""
         return Control(self._control)
 
     def call(
@@ -56,7 +61,10 @@ class Double:
         virtual: bool = False,
         env: Mapping[str, str] | None = None,
     ) -> Any:
-        """What ``function`` ("module:name", of a module in tests) returns in the child. A fault there is one here."""
+        """Return what ``function`` returns in the child process.
+
+        ``function``: "module:name", of a module in tests. An error in the child is raised here.
+        """
         done = subprocess.run(
             [sys.executable, "-m", "nvml.child", function, json.dumps(arguments)],
             env={**self.environment(scenario, virtual=virtual), **(env or {})},
@@ -70,7 +78,7 @@ class Double:
 
 
 def control() -> Control:
-    """In the child: the control file."""
+    """Return the control file, from inside the child."""
     return Control(Path(os.environ["FAKE_NVML_CONTROL"]))
 
 
@@ -80,7 +88,7 @@ def main() -> None:
     sys.stdout.flush()
     print(json.dumps(answer))
     sys.stdout.flush()
-    os._exit(0)  # a thread inside a call that hangs must not keep a test waiting
+    os._exit(0)  # a thread in a hanging call must not keep a test waiting
 
 
 if __name__ == "__main__":

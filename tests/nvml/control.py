@@ -1,4 +1,7 @@
-"""The double's clock and its release flag: a small file that both sides map. The layout is ``Control`` in scenario.c."""
+"""The double's clock and its release flag, in a small file that both sides map.
+
+The layout is ``Control`` in scenario.c.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ import mmap
 import struct
 from pathlib import Path
 
-_LAYOUT = struct.Struct("<qqq")  # now in ns, whether that is the clock, whether hanging calls return
+_LAYOUT = struct.Struct("<qqq")  # now in ns, whether the clock is virtual, whether hanging calls return
 
 
 class Control:
-    """``virtual``: the double's time stands where ``set`` put it; else it is real, from when the library was loaded."""
+    """The double's control file.
+
+    ``virtual``: the double's time stays where ``set`` put it; otherwise it is real time since the library was loaded.
+    """
 
     def __init__(self, path: Path, *, virtual: bool = False) -> None:
         self.path = path

@@ -1,4 +1,7 @@
-"""What the sampler costs and how it keeps time, measured in a child that has the double. Its sleeps are no processor time."""
+"""Measure the sampler's cost and its timing, in a child that has the double.
+
+The double's sleeps use no processor time.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +34,26 @@ LATENCIES: Final = {
     "EnforcedPowerLimit": 100e-6,
     "GpmSampleGet": 1e-3,
 }
-"""Seconds a call takes, or adds to its batch. From public measurements on a PCIe 5 GPU with driver 610: PCIe byte fields 0.2 to
-0.4 ms, energy 2.6 ms, memory temperature 1.2 ms, processes 0.2 ms; utilisation, clocks, power, throttle reasons below 4 us, so
-nothing is slept for them. NVLink fields and performance monitoring are assumptions: no measurement was found."""
+"""Seconds that a call takes, or adds to its batch.
+
+From public measurements on a PCIe 5 GPU with driver 610: PCIe byte fields 0.2 to 0.4 ms, energy 2.6 ms, memory temperature 1.2
+ms, processes 0.2 ms.
+Utilisation, clocks, power and throttle reasons take below 4 us, so they do not sleep.
+NVLink fields and performance monitoring are assumptions: no measurement was found.
+"""
 
 WINDOW_SLEEPS, TICKS_A_WINDOW, OTHER_SLEEPS = 16, 4, 1
-"""Calls that sleep, of eight GPUs at 10 Hz: a batch of bytes and a sample of performance monitoring each at every fourth tick,
-and 10 others a second."""
+"""How often calls sleep, for eight GPUs at 10 Hz.
+
+At every fourth tick each GPU reads a batch of bytes and a sample of performance monitoring; 10 other calls sleep per second.
+"""
 
 
 def realistic(count: int = 8) -> Scenario:
-    """Eight H100s whose calls take that long, and whose values are others at every look: what does not change costs less."""
+    """Build eight H100s with realistic latencies and values that change at every read.
+
+    Values that do not change cost less to read.
+    """
     moving = [
         f"gpu * set field.186 400000 rate 1000 type {UNSIGNED_INT}",
         "gpu * set clock.1 1000 rate 10",
@@ -52,7 +64,10 @@ def realistic(count: int = 8) -> Scenario:
 
 
 def cost(interval_ms: float, seconds: float, warm_s: float = 3.0) -> dict[str, Any]:
-    """Of one core: this process's processor time, the double's own among it; and the time that calls took."""
+    """Measure the sampler's processor time, as a fraction of one core.
+
+    The process's time includes the double's. Also returns the time that calls took.
+    """
     samples = 0
 
     def take(_: DeviceSample) -> None:
@@ -77,7 +92,10 @@ def cost(interval_ms: float, seconds: float, warm_s: float = 3.0) -> dict[str, A
 
 
 def sleeping(seconds: float) -> float:
-    """Of one core: sleeping as often as the double does and nothing else. No sampler in Python costs less on this machine."""
+    """Measure the cost of the double's sleeps alone, as a fraction of one core.
+
+    No sampler in Python costs less on this machine.
+    """
     libc = ctypes.CDLL(None)
     began, cpu, tick = time.monotonic(), time.process_time(), 0
     while time.monotonic() - began < seconds:
@@ -89,7 +107,10 @@ def sleeping(seconds: float) -> float:
 
 
 def bare(seconds: float) -> float:
-    """Of one core: the calls alone that the sampler makes at ticks, by a loop that looks at nothing they say."""
+    """Measure the cost of the sampler's calls alone, as a fraction of one core.
+
+    A loop makes the calls of the ticks and ignores their answers.
+    """
     nvml = open_nvml()
     clock = SystemClock()
     readers = [DeviceReader(nvml, gpu, clock, PROCESS, 100_000_000, together=8) for gpu in list_gpus(nvml)[0]]
@@ -109,14 +130,17 @@ def bare(seconds: float) -> float:
 
 
 def gaps(seconds: float, interval_ms: float = 100.0) -> dict[str, Any]:
-    """The longest time between two samples of each counter that is read at every tick, in periods; by counter and GPU."""
+    """Measure the longest time between two samples of each counter, in periods.
+
+    Covers the counters that are read at every tick; by counter and GPU.
+    """
     last: dict[tuple[str, str, str], int] = {}
     longest: dict[tuple[str, str, str], float] = defaultdict(float)
     began = time.monotonic()
 
     def take(sample: DeviceSample) -> None:
         if time.monotonic() - began < 3.0:
-            return  # what a start costs is not asked here
+            return  # the cost of a start is not measured here
         for value in sample.values:
             key = (sample.device.key, value.name, value.label)
             if key in last:

@@ -1,6 +1,7 @@
-"""What the tests run in a child that has the double, with the sampler's threads: each function returns plain data to look at.
+"""Functions that tests run in a child with the double and the sampler's threads.
 
-In real time, but what is to happen "at" a time does so once ``control().set`` has come to it. In virtual time: ``virtual.py``.
+Each function returns plain data for the test to check.
+Time is real, but an event "at" a time happens once ``control().set`` has reached it. For virtual time see ``virtual.py``.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ _S = 10**9
 
 
 class Running:
-    """A sampler and what it said; every wait is for something to happen, with a deadline that only a fault can reach."""
+    """A running sampler with its samples and events.
+
+    Every wait is for an event, with a deadline that only a fault can reach.
+    """
 
     def __init__(self, **settings: Any) -> None:
         self.samples: list[DeviceSample] = []
         self.events: list[ProcessEvent] = []
-        self.problems: list[int] = []  # why it could not be opened
+        self.problems: list[int] = []  # why NVML could not be opened
         self._some = threading.Condition()
         chosen = SamplerSettings(**{"first_retry_s": 0.02, **settings})
         self.sampler = Sampler(chosen, PROCESS, self._take, self._event, environment={}, open_session=self._open)
@@ -66,14 +70,14 @@ class Running:
                 self._some.wait(min(left, 0.05))
 
     def count(self, name: str, index: int = 0, label: str | None = None) -> int:
-        """How many samples of a GPU hold this value."""
+        """Return how many samples of a GPU hold this value."""
         return sum(
             sample.device.index == index and any(each.name == name and label in (None, each.label) for each in sample.values)
             for sample in list(self.samples)
         )
 
     def more(self, name: str, index: int, by: int = 3) -> None:
-        """Until so many more samples of it have come."""
+        """Wait for ``by`` more samples of the value."""
         goal = self.count(name, index) + by
         self.until(lambda: self.count(name, index) >= goal)
 
@@ -82,7 +86,10 @@ class Running:
 
 
 def hang(hung: str, others: list[str], period_ms: int = 50) -> dict[str, Any]:
-    """A call of GPU 1 hangs from the start and the others go on; let go, it comes back, and one thread reads all again."""
+    """A call of GPU 1 hangs from the start while the other GPUs go on.
+
+    When released, the call returns and one thread reads all values again.
+    """
     lane_module.QUIET_ROUNDS = 5  # type: ignore[misc]
     running = Running(period_ns=period_ms * 1_000_000)
     sampler = running.sampler
@@ -117,7 +124,7 @@ def hang(hung: str, others: list[str], period_ms: int = 50) -> dict[str, Any]:
 
 
 def goes_stale() -> dict[str, Any]:
-    """A value that was read is not shown any more when its call hangs; what is still read is."""
+    """A value is no longer shown when its call hangs; the other values are."""
     view_module._STALE_NS = 100_000_000  # type: ignore[misc]
     running = Running(period_ns=50_000_000)
 
@@ -135,7 +142,10 @@ def goes_stale() -> dict[str, Any]:
 
 
 def everything_of_one_gpu_hangs() -> dict[str, Any]:
-    """Every call of GPU 1 hangs: GPU 0 goes on, threads are bounded, stopping does not wait."""
+    """Every call of GPU 1 hangs; GPU 0 goes on and stopping does not wait.
+
+    Threads stay bounded.
+    """
     running = Running(period_ns=20_000_000)
     sampler = running.sampler
     running.more("utilization_ratio", 1)
@@ -149,7 +159,10 @@ def everything_of_one_gpu_hangs() -> dict[str, Any]:
 
 
 def hangs_from_the_start() -> dict[str, Any]:
-    """GPU 1 answers nothing when the sampler begins: GPU 0 is read all the same; let go, GPU 1 is too."""
+    """GPU 1 answers nothing when the sampler starts; GPU 0 is still read.
+
+    When released, GPU 1 is read too.
+    """
     running = Running(period_ns=20_000_000, answer_within_s=0.2)
     running.more("utilization_ratio", 0)
     lost = dict(running.sampler.state.lost)
@@ -200,14 +213,17 @@ def lost_and_back() -> dict[str, Any]:
 
 
 def samples_to_the_end(lost: bool) -> dict[str, Any]:
-    """How often the clock of GPU 1 was asked for and how often it was told, once the GPU is lost or the sampler has stopped."""
+    """Count how often the clock of GPU 1 was read and how often it was reported.
+
+    Counted once the GPU is lost or the sampler has stopped.
+    """
     running = Running(period_ns=20_000_000)
     running.until(lambda: "GPU-fake-1" in running.sampler.readers)
     reader = running.sampler.readers["GPU-fake-1"]
     running.more("clock_hertz", 1, by=12)
     (step,) = [each for each in reader.jobs[Pace.TICK].steps if each.name == "nvmlDeviceGetClockInfo 1"]
     assert isinstance(step, CallStep)
-    query = step.calls  # that were told
+    query = step.calls  # calls whose answers were reported
     call = step._ask
 
     def counted() -> Any:
@@ -217,12 +233,12 @@ def samples_to_the_end(lost: bool) -> dict[str, Any]:
         return answer
 
     step._ask = counted
-    reader.jobs[Pace.TICK]._laid = Laid((), running.sampler.now_ns)  # made anew, with it
+    reader.jobs[Pace.TICK]._laid = Laid((), running.sampler.now_ns)  # rebuilt with the counting call
     if lost:
         control().set(3 * _S)
         running.until(lambda: "gpu_lost" in running.kinds())
     else:
-        running.until(lambda: query > running.count("clock_hertz", 1, "sm") + 3)  # some answers wait to be told
+        running.until(lambda: query > running.count("clock_hertz", 1, "sm") + 3)  # some answers are not reported yet
         running.sampler.stop(30.0)
     found = {"asked": query, "told": running.count("clock_hertz", 1, "sm")}
     running.sampler.stop()
@@ -230,7 +246,10 @@ def samples_to_the_end(lost: bool) -> dict[str, Any]:
 
 
 def driver_restart() -> dict[str, Any]:
-    """The driver goes at 1 s and another is there 1 s later: a new session, counters from a new start."""
+    """The driver goes at 1 s and another one is there 1 s later.
+
+    The sampler opens a new session, and counters have a new start.
+    """
     running = Running(period_ns=20_000_000)
     running.more("pcie_bytes", 0)
     control().set(round(1.5 * _S))
@@ -253,13 +272,13 @@ def xids(expected: int) -> dict[str, Any]:
         if value.name == "xid_errors" and (value.value or value.label == "79")
     }
     running.until(lambda: running.count("xid_errors", 1) > 0)
-    running.until(lambda: len(running.events) >= len(running.sampler.xids))  # each code of each GPU is said
+    running.until(lambda: len(running.events) >= len(running.sampler.xids))  # each code of each GPU is reported
     running.sampler.stop()
     return {"counts": counts, "page": page, "details": [event.detail for event in running.events]}
 
 
 def unknown_then_refused() -> dict[str, Any]:
-    """F18: what is left of two GPUs of which most calls fail."""
+    """F18: read two GPUs of which most calls fail."""
     running = Running(period_ns=20_000_000)
     sampler = running.sampler
     running.until(lambda: sampler.stats.failures.get(999, 0) > 0)
@@ -283,7 +302,7 @@ def unknown_then_refused() -> dict[str, Any]:
 
 
 def garbage() -> dict[str, Any]:
-    """What is read of a driver that says nonsense of itself."""
+    """Read a driver that returns nonsense about itself."""
     running = Running(period_ns=20_000_000)
     running.more("utilization_ratio", 1)
     found = {
@@ -297,7 +316,7 @@ def garbage() -> dict[str, Any]:
 
 
 def snapshots() -> dict[str, Any]:
-    """Where no byte counter is: the call that blocks for 20 ms is made beside the loop."""
+    """Without byte counters, the call that blocks for 20 ms runs beside the loop."""
     running = Running(period_ns=20_000_000)
     running.until(lambda: running.count("pcie_snapshot_bytes_per_second") > 0)
     running.more("utilization_ratio", 0, by=10)
@@ -319,7 +338,7 @@ def snapshots() -> dict[str, Any]:
 
 
 def reported(samples: int) -> dict[str, Any]:
-    """What the source logs of absent counters while it runs, and what its page holds."""
+    """Return what the source logs about absent counters, and what its page holds."""
     import logging
 
     from handrail.metrics.registry import Registry
@@ -352,7 +371,7 @@ def reported(samples: int) -> dict[str, Any]:
 
 
 def open_and_close(times: int) -> dict[str, int]:
-    """Threads after so many samplers."""
+    """Return the number of threads after opening and closing many samplers."""
     from handrail_sidecar.gpu import xids as xids_module
 
     xids_module.WAIT_MS = 10  # type: ignore[misc]

@@ -1,6 +1,8 @@
-"""Writes scenario files: what the fake GPUs say over time. One line a fact; ``at SECONDS`` before it says from when on.
+"""Write scenario files: what the fake GPUs return over time.
 
-    count N | count_told N | driver VERSION | nvml VERSION     count_told: what is said, where that is another
+A line holds one fact. A fact after ``at SECONDS`` holds from that time on.
+
+    count N | count_told N | driver VERSION | nvml VERSION     count_told: the count that NVML reports, if different
     init CODE ...                        results of successive nvmlInit calls, the last one stays; without it 0
     at S driver_gone CODE SECONDS|never  calls fail from S on; a new driver, and a new session, are needed after that
     gpu WHICH name TEXT | uuid TEXT | pci BUS
@@ -25,7 +27,7 @@ NOT_SUPPORTED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, GPU_IS_LOST, MISMATCH, UNKN
 
 
 class Scenario:
-    """Lines, oldest first."""
+    """A scenario's lines, oldest first."""
 
     def __init__(self, *lines: str, count: int = 1) -> None:
         self.lines = [f"count {count}", *lines]
@@ -35,12 +37,15 @@ class Scenario:
         return self
 
     def write(self, path: Path) -> Path:
-        path.write_text("\n".join(self.lines) + "\n", encoding="utf-8", errors="surrogateescape")  # a driver may say anything
+        path.write_text("\n".join(self.lines) + "\n", encoding="utf-8", errors="surrogateescape")  # a driver may return anything
         return path
 
 
 def h100(count: int = 1) -> Scenario:
-    """As an H100 SXM answers, as far as nvml.h says: everything there, 18 NVLinks, PCIe 5 x16, GPM."""
+    """Build GPUs that answer as an H100 SXM does, as far as nvml.h documents it.
+
+    They have everything: 18 NVLinks, PCIe 5 x16, GPM.
+    """
     gpm = {2: 41.5, 3: 22.0, 5: 30.25, 10: 63.0, 20: 100.0, 21: 200.0, 60: 3000.0, 61: 2900.0}
     return Scenario(
         "gpu * name NVIDIA H100 80GB HBM3",
@@ -81,7 +86,10 @@ def h100(count: int = 1) -> Scenario:
 
 
 def l40s(count: int = 1) -> Scenario:
-    """No NVLink, no GPM, PCIe 4: as an L40S, whose byte counters are 32 bits wide here."""
+    """Build GPUs that answer as an L40S does: no NVLink, no GPM, PCIe 4.
+
+    Their byte counters are 32 bits wide here.
+    """
     return Scenario(
         "gpu * name NVIDIA L40S",
         "gpu * set utilization 12",
@@ -106,6 +114,6 @@ def l40s(count: int = 1) -> Scenario:
 
 
 def memory(*, total: int, used: int, reserved: int = 0, which: str = "*") -> tuple[str, ...]:
-    """The lines of one device's memory, in bytes."""
+    """Return the scenario lines of one device's memory, in bytes."""
     named = {"total": total, "used": used, "reserved": reserved}
     return tuple(f"gpu {which} set memory.{name} {value}" for name, value in named.items())

@@ -1,6 +1,7 @@
-"""What the tests run in a child that has the double, in virtual time: each function returns plain data for the test to look at.
+"""Functions that tests run in a child with the double, in virtual time.
 
-No threads: jobs are read when they are due, and the double's clock is the reader's.
+Each function returns plain data for the test to check.
+No threads run: jobs are read when they are due, and the reader uses the double's clock.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ def virtual(
     late_ns: Callable[[int], int] = lambda round_: 0,
     of: list[DeviceReader] | None = None,
 ) -> Iterator[DeviceSample]:
-    """Every sample of a span, each job read when it is due and ``late_ns`` after. ``of``: readers that the caller made."""
+    """Yield every sample of a time span.
+
+    Each job is read ``late_ns`` after it is due. ``of``: readers that the caller made.
+    """
     clock = VirtualClock()
     all_readers = of if of is not None else readers(clock, period_ns)
     jobs, rounds = jobs_of(all_readers), 0
@@ -76,7 +80,10 @@ def virtual(
 
 
 def byte_counters(seconds: float, period_ns: int, jitter_ns: int) -> dict[str, Any]:
-    """The first and the last value of every counter of bytes, with the times on the double's clock; and how often it was read."""
+    """Return the first and the last value of every byte counter.
+
+    Includes their times on the double's clock, and how often each counter was read.
+    """
     ends: dict[str, Any] = {}
     falls = 0
     for sample in virtual(seconds, period_ns, lambda round_: (round_ * 7_919_003) % (jitter_ns + 1)):
@@ -95,7 +102,7 @@ def byte_counters(seconds: float, period_ns: int, jitter_ns: int) -> dict[str, A
 
 
 def reads(seconds: float, name: str) -> dict[int, int]:
-    """How often a counter was told at 10 Hz, by GPU."""
+    """Count how often a counter was reported at 10 Hz, by GPU."""
     counter = Counter(
         sample.device.index for sample in virtual(seconds, 100_000_000) for value in sample.values if value.name == name
     )
@@ -103,7 +110,10 @@ def reads(seconds: float, name: str) -> dict[int, int]:
 
 
 def paces(seconds: float) -> dict[str, Any]:
-    """At which pace the first GPU's values are read in the end, which are absent, and how often its byte counters began anew."""
+    """Return the pace at which each value of the first GPU is read in the end.
+
+    Also returns which values are absent and how often the byte counters restarted.
+    """
     (reader,) = every = readers(VirtualClock())
     for _ in virtual(seconds, 100_000_000, of=every):
         pass
@@ -116,7 +126,10 @@ def paces(seconds: float) -> dict[str, Any]:
 
 
 def windows_apart(seconds: float) -> dict[str, Any]:
-    """Performance monitoring hangs at its second look and goes on alone: how old the last reading of bytes is then, in ms."""
+    """Return the age (ms) of the last byte reading after performance monitoring hangs.
+
+    Performance monitoring hangs at its second read and then goes on alone.
+    """
     clock = VirtualClock()
     (reader,) = readers(clock)
     alone: list[ReadingJob] = []
@@ -131,7 +144,7 @@ def windows_apart(seconds: float) -> dict[str, Any]:
                 read_round(job, clock)
                 job.plan_next(clock.mono_ns())
                 if job not in alone and reader.lane_jobs() != before:
-                    lane = reader.lane_jobs()  # as a lane does after its own rounds, and only then
+                    lane = reader.lane_jobs()  # as a lane does, and only after its own rounds
         windows = reader.jobs[Pace.WINDOW]
         if tick == 2:
             (step,) = [each for each in windows.steps if isinstance(each, GpmStep)]
@@ -146,7 +159,7 @@ def windows_apart(seconds: float) -> dict[str, Any]:
 
 
 def values_at(seconds: float, period_ns: int) -> dict[str, Any]:
-    """The last value of everything by device, and what is absent by device."""
+    """Return the last value of everything by device, and the absent values by device."""
     clock = VirtualClock()
     values: dict[str, dict[str, Any]] = {}
     all_readers = readers(clock, period_ns)
@@ -173,7 +186,10 @@ def values_at(seconds: float, period_ns: int) -> dict[str, Any]:
 
 
 def page(columns: int) -> str:
-    """What ``handrail gpus`` shows after 1.2 s of the double's clock, on a terminal so wide."""
+    """Return what ``handrail gpus`` shows after 1.2 s of the double's clock.
+
+    ``columns``: width of the terminal.
+    """
     import contextlib
     import io
     import os
@@ -207,7 +223,7 @@ def page(columns: int) -> str:
 
 
 def windows(gaps_ms: list[int]) -> list[dict[str, float]]:
-    """What performance monitoring says when it is read after each of these gaps."""
+    """Return what performance monitoring reports when read after each of these gaps."""
     clock = VirtualClock()
     (reader,) = readers(clock)
     found, now = [], 1
@@ -220,7 +236,10 @@ def windows(gaps_ms: list[int]) -> list[dict[str, float]]:
 
 
 def field_rates(gap_s: float) -> dict[str, Any]:
-    """F08: growth a second of NVLink bytes between two reads; and what the first read alone gives."""
+    """F08: return the growth per second of NVLink bytes between two reads.
+
+    Also returns what the first read alone gives.
+    """
     clock = VirtualClock()
     (reader,) = readers(clock)
     read: list[dict[str, int]] = []
@@ -242,7 +261,10 @@ def processes(proc: str) -> list[dict[str, Any]]:
 
 
 def called_twice() -> dict[str, Any]:
-    """Two answers of one batch, of which some fields are refused, that are told after both were asked for."""
+    """Report two answers of one batch after both calls were made.
+
+    Some fields of the batch are refused.
+    """
     clock = VirtualClock()
     (reader,) = readers(clock)
     (step,) = [each for each in reader.jobs[Pace.TICK].steps if each.name.startswith("fields")]

@@ -1,4 +1,7 @@
-"""Accepting within a gate: who is over a bound is reset, and without descriptors nobody is lost."""
+"""Accept within a gate: connections over a bound are reset.
+
+Without free descriptors no connection is lost.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ A, B = "127.0.0.2", "127.0.0.3"
 
 
 class Accepted:
-    """A listener on the loopback and what it accepted."""
+    """A listener on the loopback and the connections that it accepted."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.used = [0]
@@ -52,7 +55,7 @@ async def connect(address: tuple[str, int], source: str) -> tuple[asyncio.Stream
 
 
 async def connect_and_read(address: tuple[str, int], source: str) -> bytes:
-    """A reset comes as soon as the connection stands, so perhaps already with it."""
+    """Connect and read; a reset may arrive together with the connection."""
     reader, writer = await connect(address, source)
     try:
         return await asyncio.wait_for(reader.read(), 60)
@@ -77,7 +80,7 @@ async def test_who_is_over_the_bound_is_reset_and_others_are_taken() -> None:
 async def test_accepting_pauses_without_descriptors_and_goes_on_with_them(caplog: pytest.LogCaptureFixture) -> None:
     async with accepting() as served:
         served.used[0] = 900
-        _, first = await connect(served.address, A)  # the system takes it into its queue
+        _, first = await connect(served.address, A)  # the system puts it into its queue
         _, second = await connect(served.address, B)
         await until(lambda: served.gate.pauses >= 2)
         assert served.gate.paused
@@ -95,7 +98,11 @@ async def test_accepting_pauses_without_descriptors_and_goes_on_with_them(caplog
 
 
 def test_accept_that_finds_no_descriptor_tries_again() -> None:
-    """In a process of its own that has none left although the budget says so: no error, no busy loop, and then it is taken."""
+    """Accept tries again after it finds no descriptor.
+
+    It runs in its own process, which has none left although the budget shows some: no error, no busy loop, and then the
+    connection is accepted.
+    """
     code = """
 import asyncio, os, resource, socket
 from handrail.runtime.accepting import Acceptor

@@ -1,4 +1,4 @@
-"""The sidecar's small server: ready, not ready, and ready while something works worse."""
+"""The sidecar's admin server: ready, not ready, and ready but degraded."""
 
 from __future__ import annotations
 

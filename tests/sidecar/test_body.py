@@ -1,4 +1,7 @@
-"""What a request body says: whole, cut at both ends, malformed; text inside a prompt is never a fact."""
+"""Read facts from a request body: whole, cut at both ends, or malformed.
+
+Text inside a prompt is never a fact.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offsets as intervals that only evidence narrows."""
+"""Clock offsets as intervals that only evidence narrows."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def test_containment_needs_one_offset_for_both_ends() -> None:
     assert not contains((0, 100), (-1, 90), None)
     unknown = OffsetInterval(None, None, 0)
     assert contains((0, 100), (5000, 5090), unknown)
-    assert not contains((0, 100), (5000, 5101), unknown)  # longer than its container, whatever the clocks say
+    assert not contains((0, 100), (5000, 5101), unknown)  # longer than its container, whatever the clocks show
     assert not contains((0, 100), (5000, 5090), OffsetInterval(0, 10, 0))

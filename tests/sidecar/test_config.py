@@ -1,4 +1,4 @@
-"""Configuration: from files and flags, with every problem at once."""
+"""Configuration from files and flags; all problems are reported at once."""
 
 # ruff: noqa: RUF009 - setting() and section() return dataclasses.field(), which is what a default should be
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Inner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Every:
-    """One key of every kind."""
+    """A config with one key of every kind."""
 
     name: str = setting(help="a name", example="a")
     count: int = setting(1, help="a number", example="2", at_least=1)
@@ -89,7 +89,7 @@ inner: {ratio: 0.25, enabled: yes}
 """
     config = parse(Every, text, "x.yaml")
     assert config == Every(
-        name="on",  # YAML 1.1 would have made it True
+        name="on",  # YAML 1.1 reads it as True
         count=7,
         wait=Duration(90 * 60 * 10**9),
         size=Size(3 * 2**19),

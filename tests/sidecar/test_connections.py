@@ -1,4 +1,4 @@
-"""How many connections a gate lets in, from whom, and what it says of the others."""
+"""How many connections a gate admits, from which peers, and its messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ A, B, C = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 
 
 class Clock:
-    """Seconds that pass when told."""
+    """A clock in seconds that moves only when a test moves it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -70,7 +70,7 @@ def test_refusals_are_said_once_a_reason_and_again_after_a_quiet_minute(caplog: 
     ]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
     caplog.clear()
-    for _ in range(3):  # it goes on: no news
+    for _ in range(3):  # it goes on: nothing new to report
         clock.now += QUIET_S - 1
         doors.admit(C)
     assert caplog.records == []

@@ -1,4 +1,4 @@
-"""Trace context: strict W3C, B3 read, one value sent."""
+"""Trace context: strict W3C, B3 is read, one value is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limit of descriptors and what is left of it."""
+"""The limit of descriptors and how many are free."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INFINITE = resource.RLIM_INFINITY
 
 
 class Clock:
-    """Seconds that pass when told."""
+    """A clock in seconds that moves only when a test moves it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -48,7 +48,7 @@ def test_soft_limit_goes_to_the_hard_one(soft: int, hard: int, wanted: int) -> N
 
 
 def in_process(code: str) -> str:
-    """What a process of its own prints: limits are of a whole process."""
+    """Return what a process of its own prints: limits apply to a whole process."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -90,7 +90,10 @@ def test_open_descriptors_are_counted() -> None:
 
 
 def test_counting_works_without_one_descriptor_left() -> None:
-    """Newer kernels say the count all the same; on older ones nothing can be read, and the budget calls it full."""
+    """Newer kernels report the count even then.
+
+    On older ones nothing can be read, and the budget counts as full.
+    """
     output = in_process(
         "import os, resource\n"
         "from handrail.runtime.descriptors import DescriptorBudget\n"
@@ -137,7 +140,7 @@ def test_taken_since_the_count_is_added() -> None:
     budget.take()
     budget.give_back()
     assert (budget.in_use(), budget.free()) == (130, 10)
-    used[0] = 130  # the next count has them
+    used[0] = 130  # the next count includes them
     clock.now += 1.0
     assert (budget.in_use(), budget.free()) == (130, 10)
     budget.give_back(80)

@@ -1,4 +1,7 @@
-"""What the sidecar exposes of the engine: in one schema, bounded, absent where it is not known."""
+"""The engine's metrics that the sidecar exposes: one schema, bounded.
+
+Unknown values are absent.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from handrail_sidecar.sources.engine_metrics import MetricsSettings, MetricsSour
 
 
 def exposed(page: bytes | None) -> str:
-    """The sidecar's page after it read ``page``."""
+    """Return the sidecar's page after it read ``page``."""
 
     async def take(_: EngineSample | SchemaReport | LogFact) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""The fast reader of metrics pages against the stock parser, and on what is no page."""
+"""The fast reader of metrics pages, against the stock parser and on bad pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Modes of what is created: the same under every umask; what stands there already keeps its own."""
+"""File modes of what Handrail creates: the same under every umask.
+
+Existing files keep their own modes.
+"""
 
 from __future__ import annotations
 

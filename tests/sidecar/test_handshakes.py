@@ -1,4 +1,4 @@
-"""In which order and how fast handshakes begin."""
+"""The order and the rate in which handshakes begin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Time:
         self._calls.append((self.now_s + seconds, call))
 
     def pass_s(self, seconds: float) -> None:
-        """Each call at its own time."""
+        """Let time pass; each timer fires at its own time."""
         until_s = self.now_s + seconds
         while self._calls and min(at_s for at_s, _ in self._calls) <= until_s:
             due = min(self._calls, key=lambda call: call[0])
@@ -39,7 +39,7 @@ class Time:
 
 
 class Begun:
-    """Which handshakes have begun, in order."""
+    """The handshakes that have begun, in order."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

@@ -1,4 +1,4 @@
-"""An aiohttp application behind a gate: time limits of a connection, and what is no HTTP."""
+"""An aiohttp application behind a gate: connection time limits and invalid HTTP."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LONG_S = 3600.0
 
 @dataclass(slots=True)
 class Served:
-    """One server; ``handled`` is set for a handler that may end."""
+    """One server; set ``handled`` to let a handler end."""
 
     server: HttpServer
     gate: Gate
@@ -84,7 +84,7 @@ async def connected(
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
-    """Everything up to the end, reset or not."""
+    """Read everything up to the end, whether it is a reset or not."""
     found = b""
     try:
         while piece := await asyncio.wait_for(reader.read(65536), 60):
@@ -95,7 +95,7 @@ async def ended(reader: asyncio.StreamReader) -> bytes:
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
-    """One short answer, its body included."""
+    """Read one short answer with its body."""
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
     return head + await asyncio.wait_for(reader.readexactly(length), 60)
@@ -124,7 +124,7 @@ async def test_silence_before_and_after_the_tls_handshake_is_ended(tmp_path: Pat
 
 
 async def test_silent_connections_take_no_turn_and_a_flood_only_its_own(tmp_path: Path) -> None:
-    """With a queue that lets one begin each time that the test says so."""
+    """A handshake queue lets one handshake begin each time that the test allows it."""
     ca = Authority(tmp_path)
     files = ca.files("server")
     trusting = client_identity(ca.file, None, None, use="test").value.context
@@ -136,7 +136,7 @@ async def test_silent_connections_take_no_turn_and_a_flood_only_its_own(tmp_path
         for _ in range(20):
             await flood.enter_async_context(connected(served))
         await until(lambda: served.gate.open == 20)
-        async with connected(served, source="127.0.0.3", context=trusting):  # at once: nobody waits
+        async with connected(served, source="127.0.0.3", context=trusting):  # at once: no handshake waits
             assert rounds.queue.waiting == 0
         for _ in range(10):
             _, writer = await flood.enter_async_context(connected(served))
@@ -206,7 +206,10 @@ async def test_head_of_a_later_request_has_to_come_in_time_too() -> None:
 
 
 async def test_request_that_takes_long_is_not_cut() -> None:
-    """Neither limit counts while it is answered; a half head behind it waits as well."""
+    """Neither time limit counts while a request is answered.
+
+    A half head behind it waits as well.
+    """
     async with serving(head_s=1.0, idle_s=1.0) as served, connected(served) as (reader, writer):
         writer.write(GET.replace(b"/healthz", b"/slow") + GET[:20])
         with pytest.raises(asyncio.TimeoutError):

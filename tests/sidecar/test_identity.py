@@ -1,4 +1,4 @@
-"""Which ids mean the same request."""
+"""Which ids identify the same request."""
 
 from __future__ import annotations
 

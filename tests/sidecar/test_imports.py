@@ -1,4 +1,4 @@
-"""What importing Handrail loads: it is a guest in the engine's process, where every import counts."""
+"""What importing Handrail loads: in the engine's process every import counts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ def test_what_the_engine_may_import_is_the_standard_library_alone() -> None:
 
 @pytest.mark.parametrize("forbidden", ["asyncio", "prometheus_client", "opentelemetry", "grpc", "aiohttp"])
 def test_what_must_never_reach_the_engine_early(forbidden: str) -> None:
-    """prometheus_client imported before the engine sets PROMETHEUS_MULTIPROC_DIR empties the engine's own /metrics."""
+    """An early import of prometheus_client empties the engine's own /metrics.
+
+    It must not happen before the engine sets PROMETHEUS_MULTIPROC_DIR.
+    """
     assert forbidden not in loaded(*(n for n in GUEST if n != "handrail_cli.main"))
 
 

@@ -1,4 +1,4 @@
-"""No secret of a wrong file, flag or variable is repeated in the error about it."""
+"""Errors about a wrong file, flag or variable never repeat its secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums that are exact whatever the parts say."""
+"""Phase sums that are exact whatever the parts are."""
 
 from __future__ import annotations
 

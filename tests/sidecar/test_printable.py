@@ -1,4 +1,4 @@
-"""Which characters of foreign text may stand where a person sees them."""
+"""Which characters of foreign text may appear where a person sees them."""
 
 import json
 import sys

@@ -1,4 +1,7 @@
-"""The segmented log: what was synced is there after any crash, and what is not there is said."""
+"""The segmented log keeps everything synced after any crash.
+
+It reports what is missing.
+"""
 
 from __future__ import annotations
 
@@ -386,12 +389,15 @@ def test_power_may_fail_before_any_operation_even_of_the_recovery(keep: int) -> 
 
 
 class CrashMachine(RuleBasedStateMachine):
-    """Any sequence of appends, syncs, drops, restarts and power losses keeps exactly the synced records, and invents none."""
+    """Run any sequence of appends, syncs, drops, restarts and power losses.
+
+    The log keeps exactly the synced records, and invents none.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.files = CrashFiles()
-        self.records: dict[int, Stored] = {}  # everything that may be read back, by offset
+        self.records: dict[int, Stored] = {}  # every record that may be read back, by offset
         self.synced_to = 0
         self.dropped_to = 0
 
@@ -416,7 +422,7 @@ class CrashMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.records)
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
-        # Nobody drops what was not synced: a reader sees only what was.
+        # A reader sees only synced records, so it never drops others.
         candidates = [r.next_offset for r in self.records.values() if r.next_offset <= self.synced_to]
         if candidates:
             offset = data.draw(st.sampled_from(candidates))
@@ -431,7 +437,7 @@ class CrashMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """The process dies, the machine does not: nothing that was appended is lost."""
+        """Restart the process, not the machine: no appended record is lost."""
         self.log.close()
         self.open()
         assert self.log.recovery.torn_bytes == 0

@@ -1,4 +1,7 @@
-"""A segmented log whose folder or file is taken away, and one whose process has no descriptor left."""
+"""A segmented log whose folder or file is removed.
+
+Also one whose process has no descriptor left.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which gaps are stalls: the rule on made-up and recorded streams, and that nothing depends on how the gaps are handed over."""
+"""Which gaps are stalls: the rule on made and recorded streams.
+
+The way in which the gaps are passed does not change the result.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +124,7 @@ def test_how_gaps_are_handed_over_changes_nothing(gaps: list[int], pieces: list[
         size = pieces[turn % len(pieces)]
         turn += 1
         watch.extend(gaps[at : at + size], ends[at : at + size])
-        watch.stalls()  # asking changes nothing either
+        watch.stalls()  # reading changes nothing either
         at += size
     assert watch.stalls() == stalls_of(gaps)
 

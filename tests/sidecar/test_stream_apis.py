@@ -1,4 +1,4 @@
-"""What each API's chunks, bodies, errors and ends come to."""
+"""Facts from each API's chunks, bodies, errors and ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def streamed(
     status: int = 200,
     requested: bool | None = None,
 ) -> StreamFacts:
-    """Event i comes at (i + 1) x 10 ms; a ``str`` is raw data. Named events as the Responses and Messages APIs send them."""
+    """Stream events at fixed times: event i arrives at (i + 1) x 10 ms.
+
+    A ``str`` is raw data. Named events are as the Responses and Messages APIs send them.
+    """
     reader = ResponseReader(
         operation,
         choices=choices,

@@ -1,6 +1,7 @@
-"""The case book's streams (kind e, A16, B16), by id: whole, byte by byte, and with something after the end.
+"""The case book's streams (kind e, A16, B16), by id.
 
-Where a case names an outcome differently, the names of DESIGN hold.
+Each is read whole, byte by byte, and with data after the end.
+Where a case names an outcome differently, the names of DESIGN apply.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ def reader_of(case: dict[str, Any], choices: int | None, requested: bool | None 
 
 
 def replay(name: str, choices: int | None = 1, requested: bool | None = None) -> StreamFacts:
-    """The facts of a case; the same however its reads are cut, as long as each byte keeps its time."""
+    """Return the facts of a case.
+
+    They are the same however its reads are cut, as long as each byte keeps its time.
+    """
     case = load(name)
     reads = reads_of(case)
     end_ns = reads[-1][0]
@@ -87,7 +91,7 @@ def test_E03_chunks_are_not_tokens(requested: bool | None) -> None:
     assert (facts.ttft_token_ns, facts.output_tokens, facts.tpot_mean_ns) == (300 * MS, 12, 13_636_364)
     assert facts.gaps is not None
     assert (facts.gaps.count, facts.gaps.sum_ns, facts.gaps.max_ns) == (4, 150 * MS, 60 * MS)
-    if not requested:  # running totals that nobody asked for and no sum confirmed
+    if not requested:  # running totals that nobody requested and no sum confirmed
         assert facts.itl is None
         return
     expected = GapSketch()
@@ -225,7 +229,7 @@ def test_A16_reasoning_without_content() -> None:
     facts = replay("A16_reasoning_garbage_empty_content")
     assert (facts.events, facts.ttft_text_kind, facts.ttft_text_ns) == (8, "reasoning", 600 * MS)
     assert (facts.last_content_ns, facts.outcome) == (740 * MS, Outcome.OK)
-    assert facts.hints == (Hint.REASONING_ONLY,)  # HTTP 200, stop, and not a word for the client
+    assert facts.hints == (Hint.REASONING_ONLY,)  # HTTP 200, stop, and no message for the client
 
 
 def test_B16_the_handoff_is_the_largest_gap() -> None:

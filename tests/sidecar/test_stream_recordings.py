@@ -1,4 +1,7 @@
-"""The 18 recorded streams of a real vLLM 0.32 pair, line by line with their times: first token, token counts, outcome."""
+"""The 18 recorded streams of a real vLLM 0.32 pair, line by line with their times.
+
+The tests check first token, token counts and outcome.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ STREAMS: list[dict[str, Any]] = [
 
 
 def events_of(stream: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
-    """The chunk objects with the time of the empty line that completed each, read independently of the code under test."""
+    """Yield the chunk objects with the time of the empty line that completed each.
+
+    It reads them independently of the code under test.
+    """
     events, pending = [], ""
     for seconds, line in stream["chunks"]:
         if line.startswith("data: {"):

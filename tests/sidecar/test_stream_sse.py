@@ -1,4 +1,7 @@
-"""The event stream parser against the standard's rules, its bounds, and what any split and any bytes do to the reader."""
+"""The event stream parser against the standard's rules and its bounds.
+
+The tests also feed the reader any split and any bytes.
+"""
 
 from __future__ import annotations
 

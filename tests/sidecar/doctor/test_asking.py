@@ -1,4 +1,7 @@
-"""Running engines, a collector and ports, asked over real sockets; and what they do instead of answering."""
+"""Query running engines, a collector and ports over real sockets.
+
+The tests also cover what peers do instead of answering.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,10 @@ async def test_another_programs_version_is_no_engines() -> None:
 
 
 async def test_server_info_as_vllm_0_32_makes_it() -> None:
-    """Recorded by the functions that answer the route, for a producer with a lease of 8 s."""
+    """Read a recorded server info page of vLLM 0.32.
+
+    It was recorded with the functions that answer the route, for a producer with a lease of 8 s.
+    """
     async with serving({"/health": "", "/server_info": (DATA / "server_info_0.32.json").read_bytes()}) as url:
         engine = await ask(url)
     fields = {
@@ -78,7 +84,7 @@ async def test_server_info_as_vllm_0_32_makes_it() -> None:
     assert (engine.value("connector"), engine.value("kv_role"), engine.value("lease_s")) == ("NixlConnector", "kv_producer", 8.0)
     assert (engine.value("side_host"), engine.value("side_port")) == ("127.0.0.1", 5600)
     assert engine.value("plugins") == ("handrail", "other")
-    assert not engine.environment_known  # UCX_* and HANDRAIL_SOCKET are not told
+    assert not engine.environment_known  # neither UCX_* nor HANDRAIL_SOCKET is reported
 
 
 @pytest.mark.parametrize(
@@ -139,7 +145,10 @@ async def test_a_redirect_is_not_followed() -> None:
 
 
 async def test_the_date_header_bounds_the_clock() -> None:
-    """Thu, 01 Jan 1970 00:01:40: the peer's clock was there, or up to three seconds further."""
+    """The peer's clock is at or up to three seconds after the time of its Date header.
+
+    The header is Thu, 01 Jan 1970 00:01:40.
+    """
     now = 130 * SECOND
     routes = dict.fromkeys(("/health", "/version", "/v1/models", "/metrics", "/server_info"), "")
     async with serving(routes, headers={"Date": "Thu, 01 Jan 1970 00:01:40 GMT"}) as url:
@@ -160,7 +169,7 @@ async def test_the_date_header_bounds_the_clock() -> None:
     [
         (b"\xff" + bytes(8) + b"\x7f", Reach.OPEN),
         (b"HTTP/1.1 400 Bad Request\r\n", Reach.MUTE),
-        (b"\xff\x00", Reach.MUTE),  # and hangs up
+        (b"\xff\x00", Reach.MUTE),  # and closes the connection
         (b"", Reach.MUTE),
     ],
 )
@@ -191,7 +200,7 @@ async def test_ports_that_cannot_be_reached() -> None:
 def test_which_hosts_are_this_one() -> None:
     assert is_local("127.0.0.1")
     assert is_local("localhost")
-    assert not is_local("192.0.2.1")  # for documentation: nobody has it
+    assert not is_local("192.0.2.1")  # an address for documentation: no host has it
     assert not is_local("no-such-host.invalid")
     assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "10.0.0.7")] == [True, True, True, False]
 

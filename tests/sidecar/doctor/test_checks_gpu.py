@@ -1,4 +1,4 @@
-"""GPUs: who may read whose memory, and what that does to a hand-off."""
+"""GPU checks: peer access to memory, and what it means for a hand-off."""
 
 from __future__ import annotations
 
@@ -105,7 +105,10 @@ def test_links_that_are_down_warn_with_their_number() -> None:
 
 
 class TestPull:
-    """Cases B01 and B10: 0.5 GB/s where the push has 49 GB/s, since UCX reads over TCP without NVLink."""
+    """Cases B01 and B10: a pull at 0.5 GB/s where the push has 49 GB/s.
+
+    UCX reads over TCP without NVLink.
+    """
 
     def test_B10_a_pull_without_nvlink_fails(self) -> None:
         finding = found(on_gpus(gpus()), "gpu.pull")
@@ -129,7 +132,7 @@ class TestPull:
         assert found(on_gpus(gpus(nvlink=True)), "gpu.pull") is None
         assert found(on_gpus(gpus(), rdma=(port(),)), "gpu.pull") is None
         assert found(facts(host=host(gpus=gpus())), "gpu.pull") is None
-        assert found(on_gpus(gpus(read=P2pStatus.CHIPSET)), "gpu.pull") is None  # gpu.p2p says it
+        assert found(on_gpus(gpus(read=P2pStatus.CHIPSET)), "gpu.pull") is None  # the check gpu.p2p reports it
 
 
 class TestGpuDirect:
@@ -153,7 +156,7 @@ class TestGpuDirect:
 
 
 def test_B18_a_narrow_link_is_told_not_judged() -> None:
-    """A card lowers its link when idle: width says nothing before traffic."""
+    """A card lowers its link when idle, so the width proves nothing before traffic."""
     finding = found(on_gpus(gpus(pcie_now=(1, 8))), "gpu.pcie")
     assert finding is not None
     assert finding.verdict is CheckStatus.SKIP

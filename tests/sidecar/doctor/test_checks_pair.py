@@ -1,4 +1,4 @@
-"""What must be equal on P and D, and each engine alone."""
+"""Checks of what must be equal on P and D, and of each engine alone."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_a_command_line_leaves_out_is_the_default() -> None:
 
 
 def test_no_model_is_a_default_so_one_that_nobody_told_is_not_judged() -> None:
-    """Compose names it by a variable whose value is elsewhere."""
+    """The Compose file names the model by a variable whose value is elsewhere."""
     assert verdict(facts(view(P, setup(P, model=None)), view(D, setup(D, model=None))), "pair.model") is CheckStatus.SKIP
 
 
@@ -78,7 +78,7 @@ def test_a_dtype_of_auto_is_the_models() -> None:
 
 
 def test_a_kv_dtype_of_auto_is_compared_as_it_is_written() -> None:
-    """So does the handshake."""
+    """vLLM's handshake compares it as written, too."""
     assert verdict(facts(view(P, setup(P, kv_cache_dtype="bfloat16"))), "pair.kv_cache_dtype") is CheckStatus.FAIL
 
 
@@ -173,7 +173,10 @@ def test_the_host_that_peers_are_told(output: str | None, across: CheckStatus, w
 
 
 def test_what_is_set_where_the_engine_runs_is_not_called_unset() -> None:
-    """Kubernetes fills the pod's address in (status.podIP), and whole maps of variables (envFrom)."""
+    """Values that are set only where the engine runs count as set.
+
+    Kubernetes fills in the pod's address (status.podIP) and whole maps of variables (envFrom).
+    """
     names = frozenset({"VLLM_NIXL_SIDE_CHANNEL_HOST", "HANDRAIL_SOCKET"})
     for elsewhere in (names, frozenset({ANY})):
         whole = facts(view(P, setup(P, side_host=None, env={}, elsewhere=elsewhere, plugins=None)))
@@ -252,7 +255,7 @@ def test_sources_that_disagree_are_named() -> None:
     assert finding is not None
     assert finding.verdict is CheckStatus.WARN
     assert "block_size is 32 by http://d/metrics and 16 by pair.yaml: decode" in finding.seen
-    assert "kv_cache_dtype" not in finding.seen  # auto is whatever the engine made of it
+    assert "kv_cache_dtype" not in finding.seen  # auto is what the engine made of it
     assert found(facts(), "engine.decode.drift") is None
 
 

@@ -1,4 +1,4 @@
-"""Side channels, OTLP, clocks and the lease."""
+"""Checks of side channels, OTLP, clocks and the lease."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ MS = 1_000_000
     ("low", "high", "expected"),
     [
         (-5 * MS, 5 * MS, CheckStatus.PASS),
-        (90 * MS, 110 * MS, CheckStatus.PASS),  # perhaps within a tenth of a second
+        (90 * MS, 110 * MS, CheckStatus.PASS),  # possibly within a tenth of a second
         (101 * MS, 110 * MS, CheckStatus.WARN),
         (-2000 * MS, -101 * MS, CheckStatus.WARN),
         (5 * MS, -5 * MS, CheckStatus.WARN),  # no offset fits
@@ -119,7 +119,10 @@ def test_no_clock_was_seen() -> None:
     ],
 )
 def test_A01_the_lease_outlasts_the_slowest_hand_off(gbps: float, lease_s: float | None, expected: CheckStatus) -> None:
-    """A lease that ends early frees blocks that D still reads: 8 of 42 requests were answered from freed blocks."""
+    """Case A01: a lease that ends early frees blocks that D still reads.
+
+    In the case, 8 of 42 requests were answered from freed blocks.
+    """
     whole = facts(view(P, setup(P, lease_s=lease_s)), options=DoctorOptions(tokens=8000, link_bits_per_s=gbps * 1e9))
     finding = found(whole, "path.lease")
     assert finding is not None
@@ -143,6 +146,6 @@ def test_the_lease_is_held_against_the_engines_longest_prompt() -> None:
 
 
 def test_the_lease_is_not_judged_without_size_rate_or_nixl() -> None:
-    assert verdict(facts(), "path.lease") is CheckStatus.SKIP  # no rate
+    assert verdict(facts(), "path.lease") is CheckStatus.SKIP  # no rate is known
     assert verdict(facts(sizes=None, no_sizes="no model"), "path.lease") is CheckStatus.SKIP
     assert found(facts(view(P, setup(P, connector="LMCacheConnectorV1"))), "path.lease") is None

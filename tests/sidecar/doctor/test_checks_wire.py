@@ -1,4 +1,4 @@
-"""RDMA, UCX's choices, NIXL and interfaces."""
+"""Checks of RDMA, UCX's choices, NIXL and network interfaces."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def test_across_hosts_rdma_is_needed() -> None:
 
 
 def test_a_host_without_an_engine_says_nothing_of_the_engines_wire() -> None:
-    """CI, or a laptop: its lack of adapters and its slow interface are not theirs."""
+    """A host without an engine (CI, a laptop) proves nothing about the engines' wire.
+
+    Its lack of adapters and its slow interface are not the engines'.
+    """
     elsewhere = facts(host=host(here=frozenset(), nics=(Nic(name="eth0", up=True, physical=True, bits_per_s=1e9, mtu=1500),)))
     assert verdict(elsewhere, "wire.rdma") is CheckStatus.SKIP
     assert "neither engine is known to run here" in str(found(elsewhere, "wire.rdma"))
@@ -82,7 +85,7 @@ def test_roce_needs_a_large_mtu_for_its_rate() -> None:
     assert verdict(with_mtu(1500), "wire.mtu") is CheckStatus.WARN
     assert verdict(with_mtu(9000), "wire.mtu") is CheckStatus.PASS
     assert found(with_mtu(None), "wire.mtu") is None
-    assert found(on_ports(port()), "wire.mtu") is None  # InfiniBand's is not in sysfs
+    assert found(on_ports(port()), "wire.mtu") is None  # sysfs does not show InfiniBand's
 
 
 def test_roce_needs_a_gid_with_an_address() -> None:
@@ -103,7 +106,10 @@ def test_the_chosen_gid_must_be_one(index: str, verdict_: CheckStatus) -> None:
 
 
 class TestDevices:
-    """Case B08: a hang to 300 s where a device leads nowhere, 38 s for the first hand-off where there are too many."""
+    """Case B08: device choices that hang, or that slow down the first hand-off.
+
+    It hangs for 300 s where a device leads nowhere; the first hand-off takes 38 s where there are too many devices.
+    """
 
     def test_B08_one_that_is_not_there_or_down_fails(self) -> None:
         for named in ("mlx5_9:1", "mlx5_1:1", "mlx5_0:2", "mlx5_0:1,mlx5_1:1"):
@@ -155,7 +161,7 @@ class TestDevices:
         ("^tcp", CheckStatus.PASS),
         ("tcp,cuda_copy,self,sm", CheckStatus.FAIL),  # adapters are up, and KV would go over TCP
         ("^ib,cuda_ipc", CheckStatus.FAIL),
-        ("rc", CheckStatus.FAIL),  # no cuda_copy: GPU memory cannot be touched
+        ("rc", CheckStatus.FAIL),  # without cuda_copy UCX cannot access GPU memory
     ],
 )
 def test_transports_across_hosts(tls: str, verdict_: CheckStatus) -> None:
@@ -172,7 +178,7 @@ def test_transports_within_a_host_need_cuda_ipc() -> None:
 
 
 def test_the_pair_of_the_test_bed_is_no_failure() -> None:
-    """A CPU pair over TCP: no GPU, no adapter."""
+    """The test bed is a CPU pair over TCP: no GPU, no adapter."""
     whole = same_host(view(D, setup(D, env={**SOCKET, "UCX_TLS": "tcp,self,sm"})), host=host())
     assert verdict(whole, "wire.ucx_tls") is CheckStatus.PASS
 

@@ -1,4 +1,4 @@
-"""Engines read from what starts them."""
+"""Read engines from the files and commands that start them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_kubernetes_manifest() -> None:
     setup = engine.setup
     assert (engine.name, engine.side, engine.port, setup.by) == (
         "chat-prefill/server",
-        PairSide.PREFILL,  # kv_both says nothing, the name does
+        PairSide.PREFILL,  # kv_both does not show the role, the name does
         8100,
         "pair.yaml: chat-prefill/server",
     )
@@ -86,7 +86,7 @@ def test_a_compose_file() -> None:
     assert [(each.name, each.side) for each in (prefill, decode)] == [("prefill", PairSide.PREFILL), ("decode", PairSide.DECODE)]
     assert (prefill.setup.model, prefill.setup.tp, prefill.setup.version) == ("Qwen/Qwen2.5-7B", 1, "0.32.0")
     assert prefill.setup.plugins == ALL_PLUGINS
-    assert decode.setup.plugins == ("",)  # set to nothing it allows none
+    assert decode.setup.plugins == ("",)  # an empty value allows none
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_two_services_may_be_one_by_an_alias() -> None:
 @pytest.mark.parametrize(
     ("name", "role", "side"),
     [
-        ("decode", "kv_producer", PairSide.DECODE),  # copied from prefill: the check of roles is to see it
+        ("decode", "kv_producer", PairSide.DECODE),  # copied from prefill: the check of roles must see it
         ("vllm-prefill-0", "kv_consumer", PairSide.PREFILL),
         ("engine", "kv_consumer", PairSide.DECODE),
         ("decode-of-prefill", "kv_producer", PairSide.PREFILL),

@@ -17,7 +17,7 @@ SOURCE = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "si
 
 
 def checks() -> set[str]:
-    """Ids as they stand in the source, with the sides that f-strings fill in."""
+    """Return the check ids in the source, with the sides that f-strings fill in."""
     found = set(re.findall(r'"((?:gpu|wire|pair|path)\.[a-z0-9_]+)"', SOURCE)) | {f"pair.{equal.name}" for equal in EQUAL}
     found |= {f"engine.SIDE.{name}" for name in re.findall(r'f"engine\.\{side\.value\}\.([a-z_]+)"', SOURCE)}
     return found | {

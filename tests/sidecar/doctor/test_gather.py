@@ -1,4 +1,4 @@
-"""All facts together: which source wins, where the engines stand, what is tried from here."""
+"""Gather all facts: which source wins, where the engines run, what doctor tries."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_two_names_of_this_host_are_one_host_though_neither_engine_is_here
 
 
 class Untouched:
-    """GPUs that nobody may look at."""
+    """GPUs that fail the test when they are read."""
 
     def read(self) -> GpusFacts:
         raise AssertionError("this host's GPUs were asked")

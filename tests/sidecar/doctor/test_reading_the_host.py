@@ -1,4 +1,4 @@
-"""What is read of a host: NVML with all its moods, sysfs with all its holes, and drivers that hang."""
+"""Read the host: NVML with its errors, sysfs with gaps, and drivers that hang."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from handrail_doctor.pair import PairSide
 
 
 def error(code: int) -> Exception:
-    """pynvml's own error of that code."""
+    """Build pynvml's own error for that code."""
     made: Exception = pynvml.NVMLError(code)
     return made
 
@@ -86,7 +86,10 @@ def test_without_pynvml_it_says_what_to_install() -> None:
 )
 @pytest.mark.parametrize("how", ["refused", "unknown", "absent"])
 def test_F18_one_call_that_is_refused_costs_that_fact_alone(name: str, how: str) -> None:
-    """WSL and Jetson refuse some calls, old bindings lack some: the GPUs stay."""
+    """A call that NVML refuses costs only its own fact; the GPUs stay.
+
+    WSL and Jetson refuse some calls, and old bindings lack some.
+    """
     whole = [FakeGpu(links=[True] * 4), FakeGpu(links=[True] * 4)]
     if how == "absent":
         nvml = FakeNvml(gpus=whole, missing=frozenset({name}))
@@ -124,7 +127,10 @@ def test_nvml_is_shut_down_again() -> None:
 
 
 def test_the_numbers_of_capabilities_are_nvmls() -> None:
-    """Not pynvml's names: its NVML_P2P_CAPS_INDEX_READ is a tuple by a stray comma."""
+    """The numbers are NVML's: pynvml's NVML_P2P_CAPS_INDEX_READ is wrong.
+
+    A stray comma makes it a tuple.
+    """
     queries: set[int] = set()
 
     class Noting(FakeNvml):

@@ -1,4 +1,4 @@
-"""The literal reader: what it takes, and what it refuses."""
+"""The reader of literals: what it accepts and what it refuses."""
 
 from __future__ import annotations
 

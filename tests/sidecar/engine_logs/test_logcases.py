@@ -1,4 +1,4 @@
-"""Reported faults as their logs show them, whole: lines in, facts out."""
+"""Reported faults as whole logs show them: lines in, facts out."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_the_last_line_of_a_traceback_is_the_reason() -> None:
         head + "    raise ValueError('a prompt')",
         head + "nixl_cu12._bindings.nixlRemoteDisconnectError: NIXL_ERR_REMOTE_DISCONNECT",
     )
-    # The exception's own line is also one that a row knows: it stays with its statement.
+    # The exception's own line also matches a row: it stays with its statement.
     assert fact.reason == "NIXL_ERR_REMOTE_DISCONNECT"
 
 
@@ -217,7 +217,10 @@ def test_one_request_that_fails_by_several_lines_counts_once() -> None:
 
 
 def test_a_real_decode_log_with_two_failed_loads_and_vllms_own_clean_up() -> None:
-    """vLLM 0.32: block ids out of range, then a peer that is not there. Three failure lines more come from its clean-up."""
+    """A decode log of vLLM 0.32 with two failed loads and three lines of its clean-up.
+
+    The loads fail because block ids are out of range, and because a peer does not exist.
+    """
     replay = Replay()
     facts = replay.feed(*(_RECORDINGS / "log_decode.txt").read_text(encoding="utf-8").splitlines())
     failed = [fact for fact in facts if fact.request_id and fact.kind in FAILED_FETCH_KINDS]
@@ -225,7 +228,7 @@ def test_a_real_decode_log_with_two_failed_loads_and_vllms_own_clean_up() -> Non
         ("fetch_failed", "transfer_setup_failed", "NIXL_ERR_INVALID_PARAM"),
         ("request_failed_by_kv", None, None),
         ("handshake_failed", "handshake_failed", "Again"),
-        ("fetch_failed", None, None),  # a line that says only that it failed
+        ("fetch_failed", None, None),  # a line that reports only the failure
         ("request_failed_by_kv", None, None),
     ]
     assert len({fact.request_id for fact in failed}) == 2

@@ -1,4 +1,4 @@
-"""The table of log lines: against vLLM's own source, against public wordings, against text that must not be believed."""
+"""The table of log lines, against vLLM's source, public wordings and hostile text."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ def test_rows_are_named_once_and_found_by_a_literal_beginning() -> None:
 
 
 def test_no_field_could_hold_a_prompt() -> None:
-    """Every text that leaves comes out of a pattern without spaces; what ``rest`` held goes through readers only."""
+    """Every exported text matches a pattern without spaces.
+
+    The content of ``rest`` goes only through readers.
+    """
     secret = "the secret recipe"
     for row in TABLE:
         message = row.template
@@ -173,7 +176,10 @@ def test_a_reason_is_a_code_or_nothing(text: str, reason: str | None) -> None:
 
 
 def test_the_table_needs_the_standard_library_only() -> None:
-    """What it imports, and what that imports, in an interpreter that finds nothing else."""
+    """Import the table in an interpreter that finds only the standard library.
+
+    This covers its own imports and theirs.
+    """
     root = Path(sys.modules["handrail"].__file__ or "").parents[1]
     code = (
         f"import sys; sys.path.insert(0, {str(root)!r}); before = set(sys.modules); import handrail_sidecar.engine_logs.lines; "

@@ -1,4 +1,4 @@
-"""What the buckets of published pages prove of a quantile, and what they do not."""
+"""What the buckets of published pages prove about a quantile."""
 
 from __future__ import annotations
 

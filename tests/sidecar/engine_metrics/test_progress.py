@@ -1,4 +1,4 @@
-"""What a row of scrapes says of the process."""
+"""What consecutive scrapes show about the engine's process."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ def test_work_that_begins_after_a_long_rest_has_its_time() -> None:
 
 
 def test_gauges_that_stay_idle_are_contradicted_by_our_own_proxy() -> None:
-    """The core was stopped while idle: its last numbers say idle for ever, the proxy knows better."""
+    """The proxy's counts contradict gauges that stay idle.
+
+    The core was stopped while idle: its last numbers show idle for ever.
+    """
     watched = Watched()
     assert [event for at in range(0, 30, 5) for event in watched.page(at, vllm(), open_requests=2)] == []
     assert kinds(watched.page(30, vllm(), open_requests=2)) == [K.HUNG]

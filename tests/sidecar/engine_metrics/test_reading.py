@@ -1,4 +1,7 @@
-"""Pages of every engine and version as one schema: names, units, engines, nonsense."""
+"""Metrics pages of every engine and version in one schema.
+
+The tests cover names, units, several engines on a page, and nonsense.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +159,10 @@ def test_D05_engines_are_told_apart_and_missing_ones_told() -> None:
 
 
 def test_D19_two_caches_that_are_two_fifths_full_are_not_four_fifths_full() -> None:
-    """Nothing sums a ratio: each engine keeps its own, copies of one figure are one, and a sum is refused."""
+    """Case D19: ratios are not summed.
+
+    Each engine keeps its own ratio, copies of one figure count once, and a sum is refused.
+    """
     two = read("".join(f'vllm:kv_cache_usage_perc{{model_name="m",engine="{rank}"}} 0.4\n' for rank in range(2)))
     assert two.of("kv_cache_usage_ratio") == {("0", ""): 0.4, ("1", ""): 0.4}
     ranks = read("".join(f'vllm:kv_cache_usage_perc{{model_name="m",engine="0",tp_rank="{rank}"}} 0.4\n' for rank in range(2)))

@@ -1,5 +1,6 @@
-"""A process that spools exchanges until it is killed; says on stdout how many the spool has. Started by test_exporter_kill.py.
+"""A process that spools exchanges until it is killed.
 
+It prints how many exchanges the spool has. test_exporter_kill.py starts it.
 Arguments: spool folder, endpoint, sender id, number of the first exchange, how many to send before a clean end (0: until killed).
 """
 
@@ -25,7 +26,7 @@ async def main(folder: str, endpoint: str, sender: str, first: int, count: int) 
         exporter.sink(exchange(first + number))
         number += 1
         if number % 7 == 0:
-            await asyncio.sleep(0.0005)  # lets the tasks run; what is told is counted, not timed
+            await asyncio.sleep(0.0005)  # lets the tasks run; the test counts the output, and does not time it
         if exporter.stats.spans_spooled > statement:
             statement = exporter.stats.spans_spooled
             print(statement, flush=True)

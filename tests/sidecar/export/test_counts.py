@@ -1,4 +1,7 @@
-"""What a proxy counted, to the collector and back; and that it is told whatever becomes of single tellings."""
+"""A proxy's counts, to the collector and back.
+
+They are sent at the start and at the end, whatever happens to single messages.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Samples on their way to the exporter: a batch a second, bounded, and never in the way of what is known of requests."""
+"""Device samples on their way to the exporter, in bounded batches, one per second.
+
+They never delay the records of requests.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from handrail_sidecar.live_metrics.device_metrics import device_rows
 
 @dataclass
 class Taken:
-    """What an exporter took; ``refusal`` is raised instead."""
+    """A double of the exporter that keeps what it gets; ``refusal`` is raised instead."""
 
     payloads: list[bytes] = field(default_factory=list)
     refusal: Exception | None = None
@@ -37,7 +40,7 @@ class Taken:
         self.some.set()
 
     def samples(self) -> list[DeviceSample]:
-        """All of them."""
+        """All samples that were taken."""
         found = []
         for payload in self.payloads:
             (entry,) = ExportMetricsServiceRequest.FromString(payload).resource_metrics
@@ -61,7 +64,7 @@ async def test_what_came_from_any_thread_is_one_request() -> None:
     assert len(taken.samples()) == len(device_samples) + 1
     assert (made.stats.taken, made.stats.sent) == (21, 21)
     await made.flush()
-    assert len(taken.payloads) == 1  # nothing came, nothing is sent
+    assert len(taken.payloads) == 1  # no sample arrived, so nothing is sent
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,7 @@ async def test_a_batch_is_bounded_and_a_sample_that_makes_no_metric_is_a_fault_t
 ) -> None:
     monkeypatch.setattr(device_batches, "MOST_WAITING", 3)
     made = batches(Taken())
-    made.sample(sample(gpu(), START_UNIX_NS, counter("x", 1, since=-5)))  # no unsigned number
+    made.sample(sample(gpu(), START_UNIX_NS, counter("x", 1, since=-5)))  # not an unsigned number
     for at in range(4):
         made.sample(sample(gpu(), START_UNIX_NS + at))
     assert (made.stats.taken, made.stats.overrun, made.stats.faults) == (5, 2, 1)

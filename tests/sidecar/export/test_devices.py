@@ -1,4 +1,4 @@
-"""Samples of devices as OTLP metrics: written and read back."""
+"""Device samples as OTLP metrics: written and read back."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ _DEVICE = st.builds(
 
 @st.composite
 def _samples(draw: st.DrawFn) -> list[DeviceSample]:
-    """Oldest first; a device's description may change, a value may be missing at some instants; one key is one kind."""
+    """Generate samples of devices, oldest first.
+
+    A device's description may change, a value may be missing at some instants, and one key has one kind.
+    """
     found: dict[tuple[int, str], DeviceSample] = {}
     kinds: dict[str, DeviceKind] = {}
     for _ in range(draw(st.integers(0, 8))):
@@ -76,7 +79,7 @@ def _samples(draw: st.DrawFn) -> list[DeviceSample]:
 
 
 def sent(samples: list[DeviceSample]) -> list[Metric]:
-    """As they arrive."""
+    """Build the messages in the order of their arrival."""
     metrics = DeviceMetrics(TABLES)
     for one in samples:
         metrics.add(one)
@@ -88,7 +91,7 @@ def sent(samples: list[DeviceSample]) -> list[Metric]:
 
 
 def back(metrics: list[Metric]) -> list[DeviceSample]:
-    """One by one, oldest first."""
+    """Read them back one by one, oldest first."""
     samples = [one for run in read_devices(metrics, OF) for one in run.samples()]
     return sorted(samples, key=lambda one: (one.at_unix_ns, one.device.key))
 

@@ -1,4 +1,7 @@
-"""The exporter: every span once, numbered without holes, in order, and counted where it could not be."""
+"""The exporter sends every span once, in order, numbered without holes.
+
+It counts each span that it could not send.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ RESOURCE = resource_of(PROCESS)
 
 @dataclass
 class Collector:
-    """A peer in memory: answers each send by the next of ``answers``, then accepts; keeps what it accepted."""
+    """A peer in memory that answers with each of ``answers``, then accepts.
+
+    It keeps what it accepted.
+    """
 
     answers: list[Exception] = field(default_factory=list)
     down: bool = False
@@ -111,7 +117,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 async def fill(sending: Exporter) -> None:
-    """Tap metrics until the spool takes no more."""
+    """Tap metrics until the spool is full."""
     while True:
         await sending.take(Signal.METRICS, tapped(1))
 
@@ -339,7 +345,7 @@ async def test_what_memory_cannot_hold_is_counted_and_said(collector: Collector,
     await sending.shutdown(0.01)
     assert (
         sending.stats.dropped[ExportDropReason.STOPPED] >= sending.stats.tapped_batches
-    )  # each of one span, and what was pending
+    )  # each holds one span, and the ones that were pending
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(errors) == 1
     assert "of them are lost with this process, whose disk fails; the others wait in spool" in caplog.text
@@ -474,7 +480,10 @@ def test_a_batch_is_what_the_protobuf_library_would_write() -> None:
 
 
 async def test_the_plugins_records_go_under_their_own_scopes(collector: Collector) -> None:
-    """Final ones as spans, open ones and events as log records; every batch holds one scope and has the next number."""
+    """Final records become spans; open ones and events become log records.
+
+    Every batch holds one scope and has the next number.
+    """
     sending = exporter(collector)
     await sending.start()
     process = exchange().process

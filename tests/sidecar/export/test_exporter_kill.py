@@ -1,4 +1,7 @@
-"""kill -9 of a sidecar that spools: what the spool had arrives, once, with its original sender and number."""
+"""After kill -9 of a sidecar that spools, what the spool had arrives once.
+
+It has its original sender and number.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ ROUND = 1_000_000
 
 
 class Keeper:
-    """Keeps span numbers by (sender, sequence); one batch is taken and then answered as if it were not."""
+    """A consumer that keeps span numbers by (sender, sequence).
+
+    It accepts one batch and then answers as if it had not.
+    """
 
     def __init__(self) -> None:
         self.batches: dict[tuple[str, int], list[int]] = {}
@@ -61,7 +67,7 @@ async def spooling(
 
 
 async def spooled_until_killed(folder: Path, port: int, sender: str, first: int, lines: int) -> int:
-    """How many spans the child said were spooled before it was killed."""
+    """Return how many spans the child had spooled before it was killed."""
     async with spooling(folder, port, sender, first) as (_, stream_reader):
         for _ in range(lines):
             last = await asyncio.wait_for(stream_reader.readline(), 60)

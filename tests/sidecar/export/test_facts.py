@@ -1,4 +1,4 @@
-"""Facts and reports: written and read back, and what damage does."""
+"""Facts and reports: written and read back, and damaged."""
 
 from __future__ import annotations
 

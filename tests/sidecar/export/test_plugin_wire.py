@@ -1,4 +1,7 @@
-"""The plugin's records over the wire and back: nothing lost, nothing absurd taken, names unique."""
+"""The plugin's records over the wire and back.
+
+Nothing is lost, nothing absurd is accepted, and names are unique.
+"""
 
 from __future__ import annotations
 

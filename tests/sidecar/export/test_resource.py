@@ -1,4 +1,4 @@
-"""The sidecar's resource: which host, which process, and the environment's word."""
+"""The sidecar's OTLP resource: host, process, and the environment's attributes."""
 
 from __future__ import annotations
 

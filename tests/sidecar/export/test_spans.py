@@ -1,4 +1,4 @@
-"""Exchange to span and back: nothing is lost, and nothing absurd comes through."""
+"""An exchange as a span and back: nothing is lost, nothing absurd gets through."""
 
 from __future__ import annotations
 

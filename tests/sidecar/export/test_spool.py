@@ -1,4 +1,4 @@
-"""The spool: in order, bounded, and the same after the death of its process."""
+"""The spool keeps order, is bounded, and survives the death of its process."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_lost_acknowledgement_sends_again(tmp_path: Path, content: bytes) -> N
 @pytest.mark.parametrize("at", range(20))
 @pytest.mark.parametrize("bit", range(8))
 def test_a_turned_bit_in_the_acknowledgement_skips_nothing(tmp_path: Path, at: int, bit: int) -> None:
-    """A larger number would be taken for batches that the collector has."""
+    """A larger number would count as batches that the collector has."""
     spool = Spool(tmp_path, MIB)
     for number in range(4):
         spool.put(Signal.TRACES, b"%d" % number, 0)

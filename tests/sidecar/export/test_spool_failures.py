@@ -1,4 +1,7 @@
-"""The spool on a disk that fails: evidence goes on, in order and once, and comes back to the disk."""
+"""The spool on a failing disk: evidence still arrives in order and once.
+
+When the disk works again, the spool returns to it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def put(spool: Spool, *numbers: int, size: int = 8) -> None:
 
 
 def take(spool: Spool) -> int | None:
-    """The next batch, acknowledged."""
+    """Take the next batch and acknowledge it."""
     batch = spool.first()
     if batch is None:
         return None
@@ -42,7 +45,7 @@ def drained(spool: Spool) -> list[int]:
 
 
 def reopened(files: FailingFiles) -> Spool:
-    """What the next process finds."""
+    """Return what the next process finds."""
     return Spool("spool", MIB, files=files)
 
 
@@ -55,10 +58,10 @@ def test_whatever_fails_evidence_goes_on_in_order_and_back_to_the_disk(operation
     files.failing = {operation: code}
     found = list[int | None]()
     for number in range(2, 12):
-        put(spool, number, size=64_000)  # a segment takes two of these
-        if operation != "is_at":  # it is also asked before a read
+        put(spool, number, size=64_000)  # a segment holds two of these
+        if operation != "is_at":  # it is also checked before a read
             found.append(take(spool))
-    if (operation, code) != ("unlink", errno.ENOENT):  # what is gone need not be removed
+    if (operation, code) != ("unlink", errno.ENOENT):  # a missing file need not be removed
         assert spool.errors > 0
         assert spool.trouble
         assert not spool.repair()
@@ -326,7 +329,7 @@ def test_any_order_of_failures_delivers_each_batch_once_and_in_order(seed: int) 
         spool.close()
         files.capacity = None
         left = drained(reopened(files))
-        # what was acknowledged and could not be written down is sent again; what was held dies with the process
+        # an acknowledgement that could not be written means a repeat; what memory held dies with the process
         again = [number for number in left if number in found]
         assert [*found, *(number for number in left if number not in found), *held] == accepted
         assert again == sorted(again)

@@ -1,4 +1,4 @@
-"""Stalls on the wire: read back as written, and what absurd events and attributes do."""
+"""Stalls on the wire: read back as written, with absurd events and attributes too."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_more_events_than_are_told_are_not_kept() -> None:
     found = read(span)
     assert found is not None
     assert len(found.longest) == KEPT
-    assert found.count == KEPT  # never fewer than are told one by one
+    assert found.count == KEPT  # never fewer than the single stalls
 
 
 def test_a_turn_of_any_length_is_cut() -> None:

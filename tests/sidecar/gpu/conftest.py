@@ -1,4 +1,7 @@
-"""The double of NVML, built once a run; without a compiler or headers its tests print the reason and are left out."""
+"""The double of NVML, built once a run.
+
+Without a compiler or headers its tests print the reason and are skipped.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reported faults of NVML (CASES.md, kind f), each by its id, through pynvml and the double."""
+"""Reported faults of NVML (CASES.md, kind f) by id, through pynvml and the double."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_F01_with_mig_on_utilization_is_absent_and_memory_comes_by_mig_uuid(doub
     assert (first["memory_used_bytes"], second["memory_used_bytes"]) == (20_000_000_000, 7_000_000_000)
     assert first["sm_active_ratio"] == 0.77
     assert "sm_active_ratio" not in second
-    assert "clock_hertz{sm}" not in first  # the GPU's, told once by the GPU
+    assert "clock_hertz{sm}" not in first  # the GPU's error, reported once by the GPU
     assert found["parents"] == {"GPU-fake-0": "", "MIG-fake-0-0": "GPU-fake-0", "MIG-fake-0-1": "GPU-fake-0"}
 
 
@@ -52,7 +52,7 @@ def test_F01_an_absent_counter_is_said_once_and_is_no_zero_on_the_page(double: D
     ("lines", "present"),
     [
         ([f"gpu * error MemoryInfo {NOT_SUPPORTED}", f"gpu * error MemoryInfo_v2 {NOT_SUPPORTED}"], False),
-        ([f"gpu * error MemoryInfo {NOT_SUPPORTED}", "gpu * error MemoryInfo_v2 13"], False),  # the function is not there
+        ([f"gpu * error MemoryInfo {NOT_SUPPORTED}", "gpu * error MemoryInfo_v2 13"], False),  # the function does not exist
         ([f"gpu * error MemoryInfo {NOT_SUPPORTED}"], True),
     ],
     ids=["neither", "no function", "second version only"],
@@ -77,7 +77,7 @@ def test_F02_a_binding_without_the_second_version_is_read_the_first_way(double: 
     scenario = Scenario(*memory(total=1000, used=400, reserved=100))
     scenario.add("gpu * error MemoryInfo_v2 13")
     values = double.call("nvml.virtual:values_at", scenario, 2.0, 100_000_000, virtual=True)["values"]["GPU-fake-0"]
-    assert values["memory_used_bytes"] == 500  # the first version counts what is reserved as used
+    assert values["memory_used_bytes"] == 500  # the first version counts reserved memory as used
     assert "memory_reserved_bytes" not in values
 
 
@@ -109,7 +109,7 @@ def test_F04_what_was_read_before_a_call_hung_is_not_shown_as_if_it_were_now(dou
 
 def test_F04_stopping_waits_for_no_call_and_threads_are_bounded(double: Double) -> None:
     found = double.call("nvml.runs:everything_of_one_gpu_hangs", h100(2).add("at 0.5 gpu 1 hang * released"), virtual=True)
-    assert found["threads"] <= 16  # a busy machine lets calls of the other GPU seem to hang as well
+    assert found["threads"] <= 16  # on a busy machine calls of the other GPU may seem to hang as well
     assert 0 < found["given_up"] <= 6
     assert found["faults"] == 0
 
@@ -159,7 +159,7 @@ def test_F08_nvlink_fields_are_kib_by_link_and_refused_links_are_passed_over(dou
     links += [f"gpu 0 set field.139:{link} 5000000 rate 2700000" for link in range(12)]
     found = double.call("nvml.virtual:field_rates", Scenario(*links), 1.0, virtual=True)
     assert found["rates"] == {"transmit": 2_883_993_600, "receive": 33_177_600_000}
-    assert found["reads"][0] == {}  # asked for the sum over all links first, which is not there
+    assert found["reads"][0] == {}  # the first query is the sum over all links, which does not exist
     assert set(found["reads"][1].values()) == {0}  # the first reading gives no rate
 
 
@@ -179,7 +179,7 @@ def test_F10_the_blocking_call_is_made_beside_the_loop_and_is_in_bytes(double: D
     )
     found = double.call("nvml.runs:snapshots", scenario)
     assert found["values"] == {"transmit": 12_582_912_000, "receive": 341_000}
-    assert set(found["lanes"]) == {"snapshots"}  # more than one where the machine is so busy that one seems to hang
+    assert set(found["lanes"]) == {"snapshots"}  # more than one where a busy machine makes a call seem to hang
     assert not found["in_loop"]
     assert "pcie_bytes" in found["absent"]
     assert "pcie_snapshot_bytes_per_second" not in found["absent"]
@@ -255,7 +255,7 @@ def test_F18_a_call_that_is_unknown_or_refused_hides_no_gpu(double: Double) -> N
     assert found["memory"] > 5
     assert found["alive"]
     assert found["utilization"] == 0
-    assert found["retried"] >= 1  # Unknown was tried again
+    assert found["retried"] >= 1  # Unknown is tried again
     assert found["absent"]["GPU-fake-0 utilization_ratio"] == NOT_SUPPORTED  # Not Supported is remembered
     assert found["orin_values"] == []
     assert json.loads(json.dumps(found))["faults"] == 0

@@ -1,4 +1,4 @@
-"""dcgm-exporter's page: reported faults (CASES.md, kind f) by their ids, and the source that reads it."""
+"""dcgm-exporter's page: reported faults (CASES.md, kind f), and the source."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_every_field_names_a_counter_of_the_table_with_its_kind_and_label() -> N
 
 @pytest.fixture
 async def exporter() -> AsyncIterator[dict[str, str]]:
-    """A page that the test writes; '' answers 500."""
+    """A dcgm-exporter page that the test writes; '' answers 500."""
     statement = {"page": ""}
 
     async def answer(_: web.Request) -> web.Response:

@@ -1,4 +1,7 @@
-"""docs/gpu.md holds the table of counters as the code has it; ``pytest --update`` rewrites it."""
+"""docs/gpu.md holds the code's table of counters.
+
+``pytest --update`` rewrites it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The checks for a real GPU, run against the double so that they do not rot, and every recording that was kept."""
+"""Run the checks for a real GPU against the double, so that they do not rot.
+
+The tests also read every kept recording.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def check(double: Double, folder: Path, *, gpus: bool = True) -> subprocess.Comp
 def test_the_checks_run_and_write_a_report_and_a_recording(double: Double, tmp_path: Path) -> None:
     done = check(double, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "PyTorch" in done.stderr  # left out, and said so
+    assert "PyTorch" in done.stderr  # skipped, and reported
     report = json.loads((tmp_path / "report.json").read_text())
     assert set(report["available"]) == {*TABLE, "xid_errors"} - {"pcie_snapshot_bytes_per_second"}
     assert report["width"]["0 pcie_bytes receive"] == [64]
@@ -57,7 +60,7 @@ def test_recordings_of_real_gpus_are_sound() -> None:
 
 
 def assert_sound(recording: Path) -> None:
-    """Known names, ratios that are some, counters that only grow."""
+    """Assert that names are known, ratios are ratios, and counters only grow."""
     last: dict[tuple[str, str], float] = {}
     for line in recording.read_text().splitlines():
         sample = json.loads(line)

@@ -61,7 +61,10 @@ def gpus(double: Double, scenario: Scenario | None, *flags: str, columns: int = 
 
 
 def standing(scenario: Scenario) -> Scenario:
-    """The same with counters that stand still, so that what is shown does not depend on when it is read."""
+    """Return the same scenario with counters that stand still.
+
+    So what is shown does not depend on when it is read.
+    """
     scenario.lines = [re.sub(r" rate \d+", "", line) for line in scenario.lines]
     return scenario
 
@@ -162,7 +165,7 @@ def test_the_table_needs_no_gpu(double: Double) -> None:
 
 
 class Sidecar:
-    """One that has a plugin socket alone, so that nothing but GPUs is read."""
+    """A sidecar process with only a plugin socket: it reads nothing but GPUs."""
 
     def __init__(self, environment: dict[str, str], folder: Path) -> None:
         self._folder = folder

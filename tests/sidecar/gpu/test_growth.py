@@ -1,4 +1,4 @@
-"""Counters that wrap: exact where the line rate allows it, begun anew where nothing could be known."""
+"""Counters that wrap: exact where the line rate allows it, else restarted."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_units_are_bytes() -> None:
 def test_a_slow_read_counts_as_late_as_it_may_have_been_made() -> None:
     growth = Growth()
     growth.follow(100, MS, MS, 1, GEN5)
-    growth.follow(200, 40 * MS, 90 * MS, 2, GEN5)  # the call took 50 ms: it may have turned
+    growth.follow(200, 40 * MS, 90 * MS, 2, GEN5)  # the call took 50 ms: the counter may have wrapped
     assert growth.lost == 1
 
 

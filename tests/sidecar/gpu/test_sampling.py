@@ -1,4 +1,7 @@
-"""The sampler against the double: wraps in virtual time, what is lost and comes back, what a driver's answer may hold."""
+"""The sampler against the double, partly in virtual time.
+
+The tests cover wraps, what is lost and comes back, and what a driver's answer may hold.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ NS = 1_000_000_000
 
 
 def grown(start: int, rate: int, first_ns: int, last_ns: int) -> int:
-    """What the double's counter grew by: whole numbers, as it computes them."""
+    """Return the growth of the double's counter, in whole numbers, as it computes it."""
     return (start + rate * last_ns // NS) - (start + rate * first_ns // NS)
 
 
@@ -33,14 +36,14 @@ def test_ten_minutes_of_32_bit_counters_at_line_rate_are_exact(
         f"gpu * set pcie.generation.max {generation}",
         "gpu * set pcie.width.max 16",
         f"gpu * set field.197 4294967000 rate {rates[0]} bits 32 type {UNSIGNED_INT}",
-        f"gpu * set field.198 17 rate {rates[1]} bits 32",  # typed as 64 bits, and no wider than 32
+        f"gpu * set field.198 17 rate {rates[1]} bits 32",  # typed as 64 bits, but only 32 wide
     )
     found = double.call("nvml.virtual:byte_counters", scenario, 600.0, 100_000_000, jitter_ms * 1_000_000, virtual=True)
     assert found["falls"] == 0
     for label, start, rate in (("transmit", 4294967000, rates[0]), ("receive", 17, rates[1])):
         end = found["ends"][f"0 pcie_bytes {label}"]
         assert end["last_ns"] > 599 * NS
-        assert len(end["starts"]) == 1  # never begun anew
+        assert len(end["starts"]) == 1  # never restarted
         assert end["last"] == grown(start, rate, end["first_ns"], end["last_ns"])
 
 
@@ -61,7 +64,10 @@ def test_ten_minutes_of_eight_gpus_with_every_width_are_exact(double: Double) ->
 
 
 def test_bytes_are_read_with_the_windows_where_these_tell_their_rate_and_else_at_every_tick(double: Double) -> None:
-    """20 s: an H100, one whose PCIe rates are not believed after some seconds, and one without performance monitoring."""
+    """Read byte counters with the windows if these give rates, else at every tick.
+
+    In 20 s: an H100, one whose PCIe rates are not believed after some seconds, and one without performance monitoring.
+    """
     still = ("gpu 1 set gpm.20 0", "gpu 1 set gpm.21 0")
     none = ("gpu 2 error GpmQueryDeviceSupport 3",)
     found = double.call("nvml.virtual:byte_counters", h100(3).add(*still, *none), 20.0, 100_000_000, 0, virtual=True)["ends"]
@@ -73,13 +79,13 @@ def test_bytes_are_read_with_the_windows_where_these_tell_their_rate_and_else_at
     assert 200 <= reads["2 pcie_bytes receive"] <= 201
     assert 200 <= reads["2 nvlink_bytes receive"] <= 201
     for end in found.values():
-        assert len(end["starts"]) == 1  # moved, and not begun anew
+        assert len(end["starts"]) == 1  # moved, and not restarted
 
 
 def test_what_performance_monitoring_tells_better_is_asked_once_a_second(double: Double) -> None:
     scenario = h100(2).add("gpu 1 error GpmQueryDeviceSupport 3", "gpu * set utilization 1 rate 5")
     reads = double.call("nvml.virtual:reads", scenario, 10.0, "utilization_ratio", virtual=True)
-    assert 13 <= reads["0"] <= 17  # with the windows until it is known
+    assert 13 <= reads["0"] <= 17  # with the windows until the width is known
     assert reads["1"] == 50
 
 
@@ -87,7 +93,7 @@ def test_what_performance_monitoring_tells_better_is_asked_once_a_second(double:
 def test_bytes_are_read_on_while_performance_monitoring_is_read_alone(double: Double, without: tuple[str, ...]) -> None:
     scenario = h100()
     scenario.lines[:] = [line for line in scenario.lines if not any(f" {name}" in line for name in without)]
-    scenario = scenario.add(*(f"gpu 0 set field.{field} 17 rate 3000000000" for field in (197, 198)))  # wide, as is seen at 1.4 s
+    scenario = scenario.add(*(f"gpu 0 set field.{field} 17 rate 3000000000" for field in (197, 198)))  # 64 bits, seen at 1.4 s
     ages_ms = double.call("nvml.virtual:windows_apart", scenario, 20.0, virtual=True)
     assert "pcie_bytes receive" in ages_ms
     assert max(ages_ms.values()) <= 200
@@ -131,7 +137,7 @@ def test_a_gpu_is_lost_and_back_while_the_other_is_read_on(double: Double) -> No
     scenario = h100(2).add(f"at 1 gpu 1 error * {GPU_IS_LOST}", "at 2 gpu 1 error * 0")
     found = double.call("nvml.runs:lost_and_back", scenario, virtual=True)
     assert found["lost"] == ["GPU 1 (GPU-fake-1): the GPU has fallen off the bus"]
-    assert found["page"] == [0]  # nothing old of GPU 1
+    assert found["page"] == [0]  # no old value of GPU 1
     assert found["kinds"] == ["gpu_lost", "gpu_back"]
     assert (found["starts"], found["sessions"]) == (2, 1)
 
@@ -146,7 +152,7 @@ def test_what_was_asked_is_told_though_the_gpu_is_lost_or_the_sampler_stops(doub
     scenario = h100(2).add(*([f"at 3 gpu 1 error * {GPU_IS_LOST}"] if lost else []))
     found = double.call("nvml.runs:samples_to_the_end", scenario, lost, virtual=True)
     assert found["told"] > 12
-    assert found["asked"] - found["told"] in ((0, 1) if lost else (0,))  # the round in which it was lost is none
+    assert found["asked"] - found["told"] in ((0, 1) if lost else (0,))  # the round in which the GPU was lost does not count
 
 
 def test_fields_that_are_refused_in_two_answers_are_moved_on_once(double: Double) -> None:
@@ -180,7 +186,7 @@ def test_garbage_is_left_out_and_counted_and_hides_nothing(double: Double) -> No
     assert not (gone | {"sm_active_ratio", "sm_occupancy_ratio"}) & set(values)
     assert values["pcie_replays"] == 1
     assert values["tensor_active_ratio"] == 0.3025
-    assert found["absent"]["GPU-fake-0"] == {}  # it may make sense the next time
+    assert found["absent"]["GPU-fake-0"] == {}  # the next answer may make sense
 
 
 def test_a_driver_that_says_nonsense_of_its_gpus_hides_no_other(double: Double) -> None:

@@ -1,4 +1,7 @@
-"""The small parts that keep a call that hangs from holding up others, without NVML: who gets a call that returns just now."""
+"""The parts that keep a hanging call from delaying others, without NVML.
+
+Tests decide which thread gets a call that returns at this moment.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from handrail_sidecar.gpu.workers import GpuWorkers
 
 
 class RecordedCalls(NvmlStep):
-    """A call that is what the test says it is."""
+    """A call whose behaviour the test decides."""
 
     def __init__(self, name: str, call: Callable[[], Any] = lambda: 7) -> None:
         super().__init__(name)
@@ -70,7 +73,7 @@ def test_a_call_that_has_returned_when_the_watch_looks_goes_on_with_the_rest() -
     wave = wave_of(
         RecordedCalls("first"), RecordedCalls("second", lambda: looks.append(wave.take(wave.out[0]))), RecordedCalls("third")
     )
-    assert not wave.ask()  # "second" began later than what the watch had seen hanging
+    assert not wave.ask()  # "second" began later than the call that the watch saw hanging
     assert looks == [False]
     wave.go_on()
     assert wave.ask()
@@ -90,7 +93,10 @@ def test_what_a_call_raises_is_its_answer_and_hides_no_other() -> None:
 
 
 def test_every_call_is_made_by_one_thread_whenever_the_watch_looks() -> None:
-    """Waves of 40 calls; another thread takes what has not begun again and again, at any moment that there is."""
+    """One thread makes every call, whenever the watch looks.
+
+    There are waves of 40 calls; another thread takes what has not begun, again and again, at any possible moment.
+    """
     made: Counter[int] = Counter()
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -214,7 +220,7 @@ def test_an_alarm_that_is_put_off_rings_once_and_not_before() -> None:
     thread.join(30.0)
     assert rung
     assert rung[0] >= ends
-    alarm.set(1)  # over already
+    alarm.set(1)  # already over
     alarm.wait()
     alarm.close()
     alarm.close()
@@ -234,7 +240,7 @@ class Quiet(Lane):
 
 
 class Noted(Alarm):
-    """What it was set to."""
+    """An alarm that notes the times that it was set to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -259,7 +265,7 @@ def test_one_lane_that_is_well_lets_the_watch_sleep_and_two_do_not() -> None:
 
 
 class At(SystemClock):
-    """A clock that stands where the test puts it."""
+    """A clock that stays where the test sets it."""
 
     now_ns = 0
 
@@ -292,12 +298,12 @@ def test_a_call_that_is_well_again_rejoins_at_its_own_pace_though_nothing_else_i
     alone.alone = True
     lanes._lanes = [home, alone]
     assert lanes.rejoin(alone)
-    assert lanes._home(home_job) is home_job  # once more before the lane has looked
+    assert lanes._home(home_job) is home_job  # again, before the lane has looked
     assert home_job.steps == [step]
     lanes.stopping.set()
     for job in (*home.jobs, home_job):
         job.next_ns = 1
-    assert home._due() is None  # the sampler stops, and what came has been taken up
+    assert home._due() is None  # the sampler stops, and every returned call is taken back
     assert [job for job in home.jobs if job is home_job] == [home_job]
 
 

@@ -1,4 +1,7 @@
-"""CUDA_VISIBLE_DEVICES, NVIDIA_VISIBLE_DEVICES and the setting, against what NVML lists."""
+"""Select the visible GPUs of NVML's list.
+
+By CUDA_VISIBLE_DEVICES, NVIDIA_VISIBLE_DEVICES and our setting.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,12 @@ HOST = [gpu(0, "GPU-aaa1"), gpu(1, "GPU-aab2"), gpu(2, "GPU-ccc3"), gpu(3, "GPU-
         ({"CUDA_VISIBLE_DEVICES": ""}, (), "CUDA_VISIBLE_DEVICES"),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, (), "CUDA_VISIBLE_DEVICES"),
         ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, (), "CUDA_VISIBLE_DEVICES"),
-        ({"CUDA_VISIBLE_DEVICES": "0,7,1"}, ("GPU-aaa1",), "CUDA_VISIBLE_DEVICES"),  # what follows a wrong one is hidden
+        ({"CUDA_VISIBLE_DEVICES": "0,7,1"}, ("GPU-aaa1",), "CUDA_VISIBLE_DEVICES"),  # what follows a wrong entry is hidden
         ({"CUDA_VISIBLE_DEVICES": "0,0,1"}, ("GPU-aaa1",), "CUDA_VISIBLE_DEVICES"),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-aa"}, (), "CUDA_VISIBLE_DEVICES"),  # fits two
+        ({"CUDA_VISIBLE_DEVICES": "GPU-aa"}, (), "CUDA_VISIBLE_DEVICES"),  # matches two
         ({"NVIDIA_VISIBLE_DEVICES": "all"}, None, ""),
         ({"NVIDIA_VISIBLE_DEVICES": "void"}, None, ""),
-        ({"NVIDIA_VISIBLE_DEVICES": "3"}, None, ""),  # the host's index: the container counts anew
+        ({"NVIDIA_VISIBLE_DEVICES": "3"}, None, ""),  # the host's index: the container counts from 0 again
         ({"NVIDIA_VISIBLE_DEVICES": "GPU-aab2,GPU-ccc3"}, ("GPU-aab2", "GPU-ccc3"), "NVIDIA_VISIBLE_DEVICES"),
         ({"NVIDIA_VISIBLE_DEVICES": "GPU-aab2", "CUDA_VISIBLE_DEVICES": "0"}, ("GPU-aaa1",), "CUDA_VISIBLE_DEVICES"),
     ],

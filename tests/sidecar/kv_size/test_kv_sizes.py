@@ -1,4 +1,7 @@
-"""Bytes of KV of published models, by numbers that were worked out by hand from their papers and model cards."""
+"""KV bytes of published models, against figures worked out by hand.
+
+The figures come from their papers and model cards.
+"""
 
 from __future__ import annotations
 
@@ -60,20 +63,23 @@ def test_bytes_of_a_token(name: str, token_bytes: int) -> None:
 
 
 def test_every_config_is_judged() -> None:
-    """A new file in the folder needs its row above."""
+    """Every config file in the folder has a row above."""
     marks = test_bytes_of_a_token.pytestmark  # type: ignore[attr-defined]
     assert {name for name, _ in marks[0].args[1]} == {path.stem for path in CONFIGS.glob("*.json")}
 
 
 def test_llama_70b_over_400_gbit_is_what_the_article_says() -> None:
-    """327,680 bytes a token, 10,000 tokens are 3.3 GB, which take 66 ms over 400 Gb/s before any overhead."""
+    """A token takes 327,680 bytes, so 10,000 tokens take 3.3 GB.
+
+    They take 66 ms over 400 Gb/s before any overhead.
+    """
     request = served("llama-3.1-70b").request(10_000)
     assert request.bytes == 3_276_800_000
     assert round(request.transfer_ns(400e9 / 8) / 1e6) == 66
 
 
 def test_B02_the_kv_of_8000_tokens_on_the_l40s() -> None:
-    """Case B02: about 470 MB for about 8,000 tokens, so about 58 kB a token."""
+    """Case B02: about 470 MB for about 8,000 tokens, so about 58 kB per token."""
     found = served("qwen2.5-7b")
     assert found.token_bytes == pytest.approx(58e3, rel=0.02)
     assert found.request(8192).bytes == pytest.approx(470e6, rel=0.001)
@@ -121,9 +127,9 @@ def test_states_are_the_same_for_every_length() -> None:
 @pytest.mark.parametrize(
     ("name", "tp", "moved"),
     [
-        ("llama-3.1-70b", 8, 327_680),  # a head each
+        ("llama-3.1-70b", 8, 327_680),  # one head each
         ("llama-3.1-70b", 16, 655_360),  # each head twice
-        ("deepseek-v3", 8, 8 * 70_272),  # the latent vector whole on every rank
+        ("deepseek-v3", 8, 8 * 70_272),  # the whole latent vector on every rank
         ("qwen3-next-80b-a3b", 8, 4 * 24_576),  # two heads on eight ranks
     ],
 )
@@ -146,7 +152,7 @@ def test_ranks_that_do_not_divide_the_heads_are_refused() -> None:
         ("llama-3.1-70b", "float32", 655_360),
         ("deepseek-v3", "fp8", 35_136),
         ("deepseek-v3", "fp8_ds_mla", 61 * 656),
-        ("deepseek-v3.2", "fp8_ds_mla", 61 * (656 + 132)),  # the index has a format of its own
+        ("deepseek-v3.2", "fp8_ds_mla", 61 * (656 + 132)),  # the index has its own format
     ],
 )
 def test_kv_formats(name: str, kv_dtype: str, token_bytes: int) -> None:

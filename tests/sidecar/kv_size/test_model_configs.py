@@ -1,4 +1,7 @@
-"""What is read from a config.json: other names of keys, other rules of layers, nonsense, and what is said of the unknown."""
+"""Read a model's config.json: other key names, other layer rules, and nonsense.
+
+The tests also check the messages about unknown values.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ PLAIN: dict[str, Any] = {
 
 
 def config(**more: Any) -> dict[str, Any]:
-    """``PLAIN`` with other keys; None takes one away."""
+    """Return ``PLAIN`` with other keys; None removes a key."""
     return {name: value for name, value in {**PLAIN, **more}.items() if value is not None}
 
 
@@ -254,7 +257,10 @@ _TYPES = st.sampled_from(
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the first run builds tables of characters
 @given(st.dictionaries(st.sampled_from(_KEYS), _json, max_size=8), _TYPES)
 def test_any_json_is_read_or_refused_and_nothing_else(changed: dict[str, Any], model_type: str) -> None:
-    """No input ends in another error, nor in a negative or fractional size."""
+    """Any JSON is read or refused.
+
+    No input causes another error, or a negative or fractional size.
+    """
     try:
         found = sizes(shape_of({**PLAIN, "model_type": model_type, **changed}), Serving())
     except ModelConfigError:

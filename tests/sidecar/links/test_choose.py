@@ -1,4 +1,4 @@
-"""Which devices of a host are read."""
+"""Choose the devices of a host to read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Threads that read devices in turn, on a clock that the test moves: who reads what when one hangs, and when it is well again."""
+"""Threads that read devices in turn, on a clock that the test moves.
+
+The tests cover which thread reads which device when one hangs, and when it answers again.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ INTERVAL_NS = 1_000_000
 
 
 class Bench:
-    """Devices that answer, or hang until they are told to answer."""
+    """Devices that answer, or hang until the test releases them."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -62,7 +65,7 @@ class Bench:
             threading.Event().wait(0.0005)
 
     def again(self, *names: str) -> None:
-        """Each of them is read once more at least."""
+        """Wait until each device is read at least once more."""
         before = {name: self.reads.get(name, 0) for name in names}
         self.until(lambda: all(self.reads.get(name, 0) > before[name] for name in names))
 
@@ -120,7 +123,7 @@ def test_once_it_has_answered_for_a_while_it_is_read_with_the_others(bench: Benc
     bench.pass_time(SECOND)
     assert len(bench.lanes.threads()) == 2
     bench.pass_time(WELL_AGAIN_NS)
-    for _ in range(1000):  # it is brought back between two of its reads
+    for _ in range(1000):  # it returns between two of its reads
         bench.pass_time(1)
         if len(bench.lanes.threads()) == 1:
             break

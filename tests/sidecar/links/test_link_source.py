@@ -1,4 +1,4 @@
-"""The source of link samples and what the sidecar shows of it."""
+"""The source of link samples, and how the sidecar shows them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HUNG_NS = 50 * MILLISECOND
 
 
 class Taker:
-    """Takes samples, or not."""
+    """A consumer that takes samples, or refuses them."""
 
     def __init__(self) -> None:
         self.samples: list[DeviceSample] = []
@@ -48,7 +48,7 @@ def sysfs(tmp_path: Path) -> FakeSysfs:
 
 @asynccontextmanager
 async def source(sysfs: FakeSysfs, taker: Taker, clock: Callable[[], int] = lambda: 10**12) -> AsyncIterator[LinkSource]:
-    """Its clock stands: a read of a busy machine does not hang."""
+    """Run a link source whose clock stands, so that a slow read does not look hung."""
     settings = LinkSamplerSettings(
         root=sysfs.root,
         interval_ns=5 * MILLISECOND,
@@ -112,7 +112,7 @@ async def test_a_device_that_hangs_or_is_gone_is_absent_not_old(sysfs: FakeSysfs
     sysfs.add_port(sent=4_000_000)
     sysfs.add_nic()
     caplog.set_level(logging.INFO)
-    now_ns = 10**12  # moved once the read hangs, and no other is on its way
+    now_ns = 10**12  # moved once the read hangs, while no other read is in progress
     async with source(sysfs, Taker(), lambda: now_ns) as made:
         await until(lambda: len([w for w in made.sampler.watches.values() if w.values]) == 2, made)
         hangs = sysfs.port() / "counters/port_rcv_data"

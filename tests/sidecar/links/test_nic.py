@@ -1,4 +1,4 @@
-"""Network interfaces, as sysfs shows them and as it does not."""
+"""Network interfaces in sysfs, with missing and unusual files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_speed_that_is_not_known_is_no_line_rate(sysfs: FakeSysfs, speed: obje
 
 
 def test_the_nominal_speed_of_a_virtual_interface_is_no_line_rate(sysfs: FakeSysfs) -> None:
-    """A veth says 10000 Mb/s whatever it is connected to, a tun 10."""
+    """A veth reports 10000 Mb/s whatever it is connected to, a tun 10."""
     sysfs.add_nic("veth1", speed=10_000, real=False)
     assert reader(sysfs, "veth1").nature() is Nature.VIRTUAL
     assert reader(sysfs, "veth1").line_rate_bytes() is None

@@ -1,4 +1,4 @@
-"""KV fetched by peer, as the sidecar counts it."""
+"""KV fetched per peer, as the sidecar counts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports of RDMA adapters, as sysfs shows them and as it does not."""
+"""Ports of RDMA adapters in sysfs, with missing and unusual files."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_rate_in_words(text: str, bytes_per_second: int | None) -> None:
 
 
 def test_a_port_that_is_down_has_no_line_rate(sysfs: FakeSysfs) -> None:
-    """Its ``rate`` says 10 Gb/sec, which is no rate of anything."""
+    """Its ``rate`` file says 10 Gb/sec, which is no rate of a working port."""
     sysfs.add_port(state="1: DOWN", rate="10 Gb/sec (4X)")
     port = the_port(sysfs)
     values = port.rest().values
@@ -89,7 +89,10 @@ def test_a_port_that_carries_data(sysfs: FakeSysfs) -> None:
 
 
 def test_a_32_bit_counter_that_stands_still_is_not_a_number_of_bytes(sysfs: FakeSysfs) -> None:
-    """InfiniBand's counters do not wrap: at 16 GiB an old adapter's stands still, which would read as an idle link."""
+    """A saturated 32-bit counter is no byte count.
+
+    InfiniBand's counters do not wrap: an old adapter's stops at 16 GiB, which would look like an idle link.
+    """
     sysfs.add_port(counters={"port_xmit_data": STUCK_32})
     reading = the_port(sysfs).bytes_moved()
     assert SENT not in reading.values
@@ -105,7 +108,10 @@ def test_beside_it_the_64_bit_counter_of_OFED_counts_on(sysfs: FakeSysfs) -> Non
 
 
 def test_an_adapter_that_counts_bytes_among_its_hardware_counters(sysfs: FakeSysfs) -> None:
-    """EFA and bnxt_re have no port counters of InfiniBand's; theirs count bytes, not words."""
+    """EFA and bnxt_re count bytes among their hardware counters.
+
+    They have no InfiniBand port counters. Theirs count bytes, not words.
+    """
     folder = sysfs.add_port("rdmap0s6", hw_counters={"tx_bytes": 470, "rx_bytes": 12})
     for name in ("port_xmit_data", "port_rcv_data"):
         (folder / "counters" / name).unlink()

@@ -1,5 +1,8 @@
-"""The threads that read links: a device that hangs, goes away and comes back delays no other. The clock that tells whether a read
-hangs moves by the test alone, and only once a read truly does."""
+"""The threads that read links, on a clock that only the test moves.
+
+A device that hangs, goes away and comes back delays no other.
+The clock decides whether a read hangs; the test moves it only once a read really hangs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ HUNG_NS = 50 * MILLISECOND
 
 
 class Clock:
-    """Stands until it is moved."""
+    """A clock that stands until the test moves it."""
 
     def __init__(self) -> None:
         self.now_ns = 10**12
@@ -54,7 +57,10 @@ def sampler(sysfs: FakeSysfs, clock: Clock) -> LinkSampler:
 
 
 def hang(sysfs: FakeSysfs, clock: Clock, running: LinkSampler, *adapters: str) -> None:
-    """A counter of each port hangs, and is said to. While one read does, no other is on its way: they come after it."""
+    """Make a counter of each port hang, until the sampler reports it.
+
+    While one read hangs, no other read is in progress: they follow it.
+    """
     paths = [sysfs.port(adapter) / "counters/port_xmit_data" for adapter in adapters]
     for path in paths:
         sysfs.hang(path)
@@ -77,7 +83,7 @@ def running(sysfs: FakeSysfs, clock: Clock) -> Iterator[LinkSampler]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for what is sure to come; the time limit only ends a test that fails."""
+    """Wait for an event that is certain; the time limit only ends a test that fails."""
     end = time.monotonic() + SOON_S
     while not condition():
         assert time.monotonic() < end, "it did not come"

@@ -1,4 +1,4 @@
-"""One device over time, on a clock that the test moves."""
+"""Watch one device over time, on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -138,7 +138,10 @@ def test_what_nobody_takes_is_bounded_and_counted(port: Watched) -> None:
 
 
 def test_B18_the_peak_is_that_of_a_second_not_of_the_whole_minute(sysfs: FakeSysfs, port: Watched) -> None:
-    """Decode moves 400 MB/s for long, prefill 4.5 GB/s in bursts: a mean shows neither."""
+    """Case B18: the peak is that of a second, not of the whole minute.
+
+    Decode moves 400 MB/s steadily, prefill 4.5 GB/s in bursts: a mean shows neither.
+    """
     sysfs.move_port(0, 0)
     port.tick(everything=True)
     received = 0

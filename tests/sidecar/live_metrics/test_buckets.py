@@ -1,4 +1,4 @@
-"""Dense buckets: how far apart, and what a quantile read from them is worth."""
+"""Dense buckets: their distance, and the error of a quantile read from them."""
 
 from __future__ import annotations
 

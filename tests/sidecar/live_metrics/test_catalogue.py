@@ -1,4 +1,7 @@
-"""Every metric as data, and docs/metrics.md, which lists them; ``pytest --update`` rewrites the list."""
+"""Every metric as data, and docs/metrics.md, which lists them.
+
+``pytest --update`` rewrites the list.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's own word on the sidecar's page: first tokens, fetches, restarts."""
+"""The engine's own figures on the sidecar's page: first tokens, fetches, restarts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ K = ProcessEventKind
 
 
 class Engine:
-    """A plugin's source that hears what the test says, without a socket. Times in ns on the monotonic clock."""
+    """A plugin source without a socket: the test gives it the plugin's events.
+
+    Times are in ns on the monotonic clock.
+    """
 
     def __init__(self) -> None:
         self.now = 0

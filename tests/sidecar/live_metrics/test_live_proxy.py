@@ -1,4 +1,4 @@
-"""A proxy on real sockets and its page: what an operator scrapes while a stream goes on."""
+"""A proxy on real sockets and its metrics page, scraped while a stream goes on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_an_unfinished_stream_is_on_the_page() -> None:
         await peer.send(SSE_HEAD)
         for text in "abcd":
             await peer.send(chunk(event(text)))
-            await asyncio.sleep(0.002)  # reads of their own
+            await asyncio.sleep(0.002)  # each in its own read
         await going_on.wait()
         await peer.send(chunk(event("e", finish="stop")) + chunk(DONE) + END)
 
@@ -35,7 +35,7 @@ async def test_an_unfinished_stream_is_on_the_page() -> None:
             assert requests.ttft["m", "edge", "edge"].count == 1
             (since,) = proxy.source.open_since()
             assert since > 0
-            await until(lambda: requests.gaps_of("m").count == 3)  # a tick looks at what was put off
+            await until(lambda: requests.gaps_of("m").count == 3)  # a tick processes what was put off
             assert requests.outcomes["m", Outcome.OK] == 0
             going_on.set()
             record = await proxy.recorded()

@@ -1,4 +1,7 @@
-"""The page as OTLP metrics: names of the conventions, exponential buckets, and what becomes of a backend that takes nothing."""
+"""The metrics page as OTLP metrics: convention names and exponential buckets.
+
+The tests include a backend that refuses everything.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def address(server: OtlpServer, protocol: str) -> str:
 
 
 class Backend:
-    """Takes what it is sent, unless told otherwise."""
+    """A backend that accepts everything, unless a test sets another answer."""
 
     def __init__(self, refusals: int = 0) -> None:
         self.requests: list[ExportMetricsServiceRequest] = []
@@ -135,7 +138,10 @@ def test_both_kinds_of_buckets_hold_every_value(values: list[int]) -> None:
 
 @given(st.lists(_NS.filter(lambda ns: abs(log2(ns / 1e9) * 16 - round(log2(ns / 1e9) * 16)) > 1e-6), min_size=1, max_size=50))
 def test_buckets_are_those_of_the_sdk(values: list[int]) -> None:
-    """But for a value on a bound itself, where the last digit of a logarithm decides."""
+    """Buckets equal the SDK's, except for a value exactly on a bound.
+
+    There the last digit of a logarithm decides.
+    """
     reader = InMemoryMetricReader()
     aggregation = ExponentialBucketHistogramAggregation(max_size=1024, max_scale=SCALE)
     provider = MeterProvider(metric_readers=[reader], views=[View(instrument_name="x", aggregation=aggregation)])
@@ -190,7 +196,10 @@ async def test_shutdown_without_start_and_a_backend_that_hangs() -> None:
 @pytest.mark.skipif(bool(missing()), reason=missing())
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 async def test_a_real_collector_takes_them_and_passes_them_on(tmp_path: Path, protocol: str) -> None:
-    """A whole sidecar's page through rotel to a receiver: every metric, point and bucket arrives as it was sent."""
+    """A whole sidecar's page goes through rotel to a receiver.
+
+    Every metric, point and bucket arrives as it was sent.
+    """
     kept = Keeping()
     made = make(everything())
     for number in range(200):

@@ -1,4 +1,4 @@
-"""Histograms on the process's own page: what any scraper reads there."""
+"""Histograms on the process's own page, as any scraper reads them."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_names_of_others_stand_escaped_in_every_kind_of_row(accept: str) -> None
     assert len(series) == len(set(series))
     peers = {dict(labels)["peer"] for _, labels in series}
     assert printable(FOREIGN) in peers
-    assert len(peers) == 2  # the one that reads like another gained a hash
+    assert len(peers) == 2  # a hash distinguishes the one with the same spelling
 
 
 @pytest.mark.parametrize("accept", [PLAIN, OPEN])

@@ -1,4 +1,4 @@
-"""Requests as they happen: what /metrics shows while a stream is under way, and when it has ended."""
+"""Requests on /metrics while a stream is under way, and when it has ended."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def chunk(text: str = "a", *, finish: str | None = None, model: str | None = "m"
 
 
 class Request:
-    """One streamed completion, as the proxy tells it: every method takes ms after the request's arrival."""
+    """One streamed completion, as the proxy reports it.
+
+    Every method takes ms after the request's arrival.
+    """
 
     def __init__(self, requests: LiveRequests, body: dict[str, Any] | None = None) -> None:
         data = json.dumps({"model": "m", "prompt": "p", "stream": True} if body is None else body).encode()
@@ -82,7 +85,7 @@ class Request:
 
 
 def counted(histograms: dict[tuple[str, ...], Histogram]) -> dict[tuple[str, ...], dict[float, int]]:
-    """Series -> upper bound in s -> how many."""
+    """Return series -> upper bound in s -> count."""
     return {
         labels: {LATENCY.bounds[at]: count for at, count in enumerate(histogram.counts) if count}
         for labels, histogram in histograms.items()
@@ -116,7 +119,10 @@ def test_what_was_put_off_is_looked_at_when_it_is_due_and_no_earlier() -> None:
 
 @given(st.lists(st.floats(0.01, 5000), min_size=1, max_size=80), st.integers(1, 40), st.booleans())
 def test_live_gaps_are_those_of_the_record_whatever_a_read_holds(gaps_ms: list[float], a_read: int, known: bool) -> None:
-    """Read one by one or many at a time; and at the end, from the sketch, where the choices are not known."""
+    """Live gaps equal those of the record, however many chunks a read holds.
+
+    Chunks are read one by one or many at a time. Where the choices are not known, the gaps come from the sketch at the end.
+    """
     requests = live()
     request = Request(requests, None if known else {}).head()
     at, pending = 10.0, b""
@@ -323,7 +329,7 @@ def test_prefill_answers_are_counted_and_not_judged() -> None:
     assert (requests.judged, requests.ttft) == ({}, {})
 
 
-# --- the engine's own word ------------------------------------------------------------------------------------------------
+# --- the engine's own figures --------------------------------------------------------------------------------------------
 
 
 def times(status: str) -> EngineTimes:

@@ -1,4 +1,4 @@
-"""What stands before gRPC's server: bounds for each peer, time limits, and bytes passed on as they are."""
+"""The front of gRPC's server: bounds per peer, time limits, bytes passed on as is."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_silent_peer_leaves_room_for_others() -> None:
 
 
 async def test_silent_connections_take_no_turn_and_a_flood_only_its_own(tmp_path: Path) -> None:
-    """With a queue that lets one handshake begin each time that the test says so."""
+    """A handshake queue lets one handshake begin each time that the test allows it."""
     ca, rounds = Authority(tmp_path), Rounds()
     files = ca.files("server")
     kept, doors = Keeping(), gate(handshakes=rounds.queue)

@@ -1,4 +1,4 @@
-"""What a peer's answer means: case G07 by its file, and the specification's tables."""
+"""Classify a peer's answer: case G07 by its file, and the specification's tables."""
 
 from __future__ import annotations
 

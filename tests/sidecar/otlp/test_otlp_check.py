@@ -1,4 +1,7 @@
-"""Case G10: the self-check names the mistake in one line, within 5 s. Against real servers on this machine's loopback."""
+"""Case G10: the self-check names the mistake in one line, within 5 s.
+
+It runs against real servers on this machine's loopback.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from harness.ports import refusing_port
 
 @asynccontextmanager
 async def http_server(status: int, tls: bool = False, path: str = "/{any:.*}") -> AsyncIterator[int]:
-    """Answers ``status`` to every POST below ``path``."""
+    """Answer ``status`` to every POST below ``path``."""
 
     async def answer(request: web.Request) -> web.Response:
         return web.Response(status=status)
@@ -49,7 +52,10 @@ async def http_server(status: int, tls: bool = False, path: str = "/{any:.*}") -
 
 @asynccontextmanager
 async def grpc_server(code: grpc.StatusCode | None, tls: bool = False) -> AsyncIterator[int]:
-    """Aborts every trace export with ``code``, or takes it; UNIMPLEMENTED means that the service is not there at all."""
+    """Abort every trace export with ``code``, or accept it.
+
+    UNIMPLEMENTED means that the server has no such service.
+    """
 
     async def export(body: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         if code is not None:
@@ -89,7 +95,7 @@ async def checked(endpoint: str, protocol: str | None = None, ca: bool = False) 
     finally:
         beating.cancel()
         await client.close()
-    assert beats <= 100  # within 5 s, less what this process got no processor: that makes beats later, never more
+    assert beats <= 100  # within 5 s, minus the time without a processor: that makes beats later, never more
     assert line is None or "\n" not in line
     return line
 
@@ -103,7 +109,7 @@ async def test_a_receiver_that_takes_it() -> None:
         for written in (f"http://127.0.0.1:{server.http_address[1]}", f"http://127.0.0.1:{server.http_address[1]}/v1/traces/"):
             assert await checked(written) is None
         assert await checked(f"grpc://127.0.0.1:{server.grpc_address[1]}") is None
-        # The protocol does not follow from an unusual port: named, both ways.
+        # An unusual port does not show the protocol: the message names it, for both.
         wrong = await checked(f"http://127.0.0.1:{server.grpc_address[1]}")
         assert wrong is not None
         assert "HTTP was spoken to a gRPC port" in wrong

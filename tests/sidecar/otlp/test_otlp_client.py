@@ -1,4 +1,7 @@
-"""The client against real servers: what it sends, and what becomes of an answer, over both protocols."""
+"""The client against real servers, over both protocols.
+
+The tests cover what it sends, and how it handles answers.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,7 @@ async def test_many_at_once(protocol: str) -> None:
 
 @dataclass
 class Scripted:
-    """An HTTP server that answers one scripted response and keeps the request."""
+    """An HTTP server that gives one scripted response and keeps the request."""
 
     status: int = 200
     body: Any = None

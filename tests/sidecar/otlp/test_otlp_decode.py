@@ -1,4 +1,7 @@
-"""Decoding, screening and decompressing: real messages, the specification's examples, and nonsense."""
+"""Decode, screen and decompress OTLP messages.
+
+The inputs are real messages, the specification's examples, and nonsense.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def test_jaegers_traces_decode(path: Path) -> None:
 
 
 def test_another_format_that_is_json_brings_no_spans() -> None:
-    # inference-perf's own trace format: an object without resourceSpans. Unknown fields are ignored, as OTLP asks.
+    # inference-perf's own trace format: an object without resourceSpans. Unknown fields are ignored, as OTLP requires.
     body = (DATA / "otlp" / "inference-perf_parallel_requests.json").read_bytes()
     assert receive(Signal.TRACES, body, JSON, "").items == 0
 

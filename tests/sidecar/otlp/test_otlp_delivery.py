@@ -1,4 +1,7 @@
-"""Delivering one batch: back-off, honoured delays, stop, and finding the one bad item of a refused batch."""
+"""Deliver one batch: back-off, honoured delays, stop.
+
+The tests also find the one bad item of a refused batch.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ QUICK = Backoff(initial_s=0.001, max_s=0.004)
 
 @dataclass
 class Peer:
-    """Answers by script, then takes everything except spans named bad."""
+    """A peer that answers by script, then accepts everything except spans named bad."""
 
     script: list[Exception | Accepted] = field(default_factory=list)
     taken: list[bytes] = field(default_factory=list)
@@ -98,7 +101,7 @@ async def test_stop_leaves_the_batch_with_its_owner() -> None:
     peer, stats, stop = Peer([Retryable("HTTP 503", 30.0)]), DeliveryStats(), asyncio.Event()
     task = asyncio.create_task(deliver(peer, Signal.TRACES, batch(1), stop=stop, backoff=QUICK, stats=stats))
     await until(lambda: stats.last_error == "HTTP 503")
-    assert not task.done()  # it waits the 30 s that the peer asked for
+    assert not task.done()  # it waits the 30 s that the peer requested
     stop.set()
     assert await asyncio.wait_for(task, 20) is None  # which is less than the 30 s
     assert peer.attempts == 1

@@ -1,4 +1,4 @@
-"""Cutting and marking payloads without touching what is inside."""
+"""Cut and mark payloads without a change of their content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MARKS = {ROLE: "decode", "service.name": "handrail", "host.id": "h"}
 
 
 def many(sizes: list[list[int]]) -> ExportTraceServiceRequest:
-    """One resource for each list, one scope for each number, that many spans."""
+    """Build one resource per list and one scope per number, with that many spans."""
     request = ExportTraceServiceRequest()
     number = 1
     for scopes in sizes:
@@ -46,7 +46,7 @@ def test_marking_a_recording_changes_its_resource_alone(path: object) -> None:
     before, after = ExportTraceServiceRequest.FromString(body), ExportTraceServiceRequest.FromString(marked)
     names = [attribute.key for attribute in after.resource_spans[0].resource.attributes]
     assert names == [attribute.key for attribute in before.resource_spans[0].resource.attributes] + [ROLE, "host.id"]
-    # Each scope entry stands in the output as the sender wrote it.
+    # Each scope entry is in the output as the sender wrote it.
     for entry in fields(body):
         for part in fields(body, entry.value, entry.end):
             if part.number != 1:
@@ -62,7 +62,10 @@ def test_nothing_to_add_means_the_same_bytes() -> None:
 
 @pytest.mark.parametrize("spelling", ["absent", "twice", "unordered", "groups", "nonzero-default"])
 def test_unusual_encodings(spelling: str) -> None:
-    """Legal, but no library here would write them: the resource missing, in two pieces, last; groups; explicit defaults."""
+    """Legal encodings that no library here writes.
+
+    The resource is missing, in two pieces, or last; groups; explicit defaults.
+    """
     item = span(7).SerializeToString() + bytes((0x48, 0))  # dropped_attributes_count 0, spelt out... field 9, varint
     scope_entry = delimited(2, delimited(2, item))
     name = delimited(1, delimited(1, b"service.name") + delimited(2, delimited(1, b"engine")))

@@ -1,4 +1,7 @@
-"""Requests that do not parse because of single values: what is repaired, what is left, and how much work that may be."""
+"""Repair requests that do not parse because of single values.
+
+The tests cover what is repaired, what is left, and the bound on the work.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ BAD = st.binary(min_size=len(MARK), max_size=len(MARK))
 
 
 def everywhere() -> dict[Signal, bytes]:
-    """A request of each signal with ``MARK`` in every kind of place that holds text."""
+    """Build a request of each signal with ``MARK`` in every kind of text field."""
     mark = MARK.decode()
     spans = traces(span(1, name=mark, trace_state=mark), span(2), scope=mark, resource={mark: mark})
     one = spans.resource_spans[0].scope_spans[0].spans[0]
@@ -98,7 +101,7 @@ def test_a_text_cut_within_a_character_keeps_what_is_whole(text: str, off: int) 
 def test_damage_that_is_no_text_is_refused_as_before(path: Any) -> None:
     body = path.read_bytes()
     for cut in range(1, len(body), max(1, len(body) // 40)):
-        with suppress(Rejected):  # a request may be whole at a cut between two of its entries
+        with suppress(Rejected):  # a request may be whole when cut between two of its entries
             assert receive(Signal.TRACES, body[:cut], PROTOBUF, "").repaired == 0
 
 
@@ -114,7 +117,7 @@ def test_any_bytes_are_mended_or_refused(body: bytes) -> None:
 
 def test_the_work_is_bounded() -> None:
     empty = delimited(9, b"")
-    many = delimited(1, empty * 600_000 + delimited(3, b"\xff"))  # unknown fields of a resource's entry, and a bad text
+    many = delimited(1, empty * 600_000 + delimited(3, b"\xff"))  # unknown fields of a resource's entry, and an invalid text
     with pytest.raises(ValueError, match="too many fields"):
         repaired(Signal.TRACES, many)
     nested = delimited(1, b"\xff")

@@ -1,4 +1,7 @@
-"""The tap: loopback only, spans byte for byte, acknowledged when the spool has them."""
+"""The OTLP tap: loopback only, spans byte for byte.
+
+It acknowledges spans when the spool has them.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ async def test_a_full_spool_is_told_to_the_engine() -> None:
     client = OtlpClient(f"http://127.0.0.1:{tap.http_address[1]}")
     with pytest.raises(Retryable) as refusal:
         await client.send(Signal.TRACES, RAW[0].read_bytes())
-    assert refusal.value.delay_s == 3.0  # 2.5 s in whole seconds
+    assert refusal.value.delay_s == 3.0  # 2.5 s, rounded up to whole seconds
     assert (tap.spans_seen, tap.stats.requests_refused) == (0, 1)
     with pytest.raises(Rejected):
         await client.send(Signal.TRACES, b"\xff")

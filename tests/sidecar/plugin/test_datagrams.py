@@ -1,4 +1,4 @@
-"""Datagrams between plugin and sidecar: what is said is heard, what is garbage is refused."""
+"""Datagrams between plugin and sidecar: records arrive, garbage is refused."""
 
 from __future__ import annotations
 
@@ -124,7 +124,10 @@ def test_an_event_that_is_none_is_counted(event: object) -> None:
 
 @pytest.mark.parametrize("lone", [b"\\ud800", b"\\uDFFF"])
 def test_half_a_surrogate_pair_is_escaped_as_records_carry_it(lone: bytes) -> None:
-    """A record that protobuf cannot carry must not come of it; a whole pair is a character."""
+    """A lone surrogate is escaped, since protobuf cannot carry it in a record.
+
+    A whole pair is a character.
+    """
     ((data,), _) = datagrams([(words.QUEUED, 1, "r_\U0001f600", None, None, None)], sequence=1, lost=0, **_HEAD)  # type: ignore[arg-type]
     ((_, _, request, *_),) = received(data.replace(b"r_", b"r" + lone))
     assert request == "r" + lone.decode().lower() + "\U0001f600"
@@ -138,7 +141,7 @@ def test_what_is_not_utf_8_is_no_datagram() -> None:
 
 
 def test_a_wall_clock_that_no_record_can_carry_is_refused() -> None:
-    """Else each record of that process would be dropped as one that makes no span."""
+    """Otherwise each record of that process would be dropped: it would make no span."""
     ((data,), _) = datagrams([(words.FIRST_TOKEN, 5, "r"), (words.FIRST_TOKEN, 2**63 - 1, "r")], sequence=1, lost=0, **_HEAD)  # type: ignore[arg-type]
     packet = read_packet(data)
     assert ([event.at_ns for event in packet.events], packet.unread) == ([5], 1)

@@ -1,4 +1,7 @@
-"""``handrail.plugin.middleware.Handrail`` stands in flags of engines: it goes on working for one version, and says so."""
+"""The former name ``handrail.plugin.middleware.Handrail`` still works.
+
+Engines have it in their flags: it works for one version, with a warning.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The hooks on connector and scheduler: what they say, what they leave as it was, and that they never cost the engine a thing."""
+"""The plugin's hooks on vLLM's connector and scheduler.
+
+The tests cover what the hooks record, what they leave unchanged, and that they never harm the engine.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ D_ASKS = {
 
 
 class Quiet(Recorder):
-    """Records, starts no thread, and sends nothing."""
+    """A recorder that starts no thread and sends nothing."""
 
     def start(self, kind: str) -> None:
         self.kind = kind
@@ -68,7 +71,7 @@ def plugin(tmp_path: Path) -> Plugin:
 
 
 def events_of(plugin: Plugin, *names: str) -> list[dict[str, Any]]:
-    """Events by field, those called ``names`` where any are given."""
+    """Return the recorded events by field; ``names`` selects kinds of events."""
     found = []
     for name, at_ns, *values in plugin.recorder._events:
         if not names or name in names:
@@ -205,7 +208,7 @@ def test_d_knows_wants_and_notices(plugin: Plugin) -> None:
 def test_a_request_that_loads_once_more_says_so(plugin: Plugin) -> None:
     made = connector(plugin, Role.SCHEDULER, cache_config(2, page_bytes=500))
     request = Request("r")
-    for _ in range(2):  # the second after a preemption had thrown its blocks away
+    for _ in range(2):  # the second, after a preemption had discarded its blocks
         made.get_num_new_matched_tokens(request, 32)
         made.update_state_after_alloc(request, Blocks([1, 2]), 64)
         assert made.build_connector_meta(None).handrail_loads == (("r", True),)
@@ -348,7 +351,7 @@ def test_what_was_computed_of_a_prompt_before_a_preemption_is_counted_apart(plug
     run(scheduler, output(new=("a",), a=64), model_output())
     run(scheduler, output(preempted=("a",)), model_output())
     run(scheduler, output(a=48), model_output())
-    run(scheduler, output(preempted=("a",)), model_output())  # once more, before it is where it was
+    run(scheduler, output(preempted=("a",)), model_output())  # once more, before it is back
     run(scheduler, output(a=80), model_output())
     run(scheduler, output(a=16), model_output(tokens=("a",)))
     assert [(e["prefill_tokens"], e["resumed_tokens"]) for e in events_of(plugin, words.STEP)] == [
@@ -398,7 +401,10 @@ def test_an_abort_from_outside_is_an_end(plugin: Plugin, scheduler: Scheduler) -
 def test_an_engine_that_shuts_down_says_whether_it_had_failed(
     plugin: Plugin, scheduler: Scheduler, raised: type[BaseException] | None, clean: bool
 ) -> None:
-    """As EngineCore does: in a ``finally``, with what ended it on its way."""
+    """The engine shuts down as EngineCore does.
+
+    That is in a ``finally``, while the exception that ended it propagates.
+    """
     try:
         if raised is not None:
             raise raised
@@ -407,7 +413,7 @@ def test_an_engine_that_shuts_down_says_whether_it_had_failed(
     else:
         assert scheduler.shutdown() == "shut"
     made = connector(plugin, Role.WORKER)
-    assert made.shutdown() == "shut"  # its parts say no more than it did
+    assert made.shutdown() == "shut"  # its parts record no more than it did
     assert [e["clean"] for e in events_of(plugin, words.STOPPING)] == [clean]
 
 
@@ -429,7 +435,10 @@ def test_an_engine_that_shuts_down_says_whether_it_had_failed(
     ids=["api-server", "core", "after-its-core-had-died", "fatal", "anything-else"],
 )
 def test_vllms_own_lines_say_that_it_was_told_to_end(plugin: Plugin, lines: list[tuple[int, str]], clean: list[bool]) -> None:
-    """vLLM 0.32 kills its core so soon after SIGTERM that no hook there is called."""
+    """Read from vLLM's own log lines that the core had to end.
+
+    vLLM 0.32 kills its core so soon after SIGTERM that no hook there is called.
+    """
     handler = GuestHandler(plugin.recorder)
     for level, text in lines:
         raised = (RuntimeError, RuntimeError(), None) if level == logging.ERROR else None

@@ -1,4 +1,7 @@
-"""What becomes of the words of an engine's processes: ends that come in pieces, reads that come late, processes that go."""
+"""Merge the events of an engine's processes into records.
+
+The tests cover ends that come in pieces, reads that come late, and processes that exit.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ _DEFAULTS = {"b": False, "i": 0}
 
 
 class Engine:
-    """An engine that says what it is told to say, and everything that was made of it."""
+    """An engine that sends a test's events, and all records made of them."""
 
     def __init__(self, *, exists: Callable[[int], bool | None] = lambda _: True, limits: MergeLimits | None = None) -> None:
         self.lines: list[tuple[int, str, str]] = []
@@ -52,7 +55,7 @@ class Engine:
     def say(
         self, at: int, name: str, boot: str = "core", lost: int = 0, pid: int | None = None, **fields: Any
     ) -> list[Observation]:
-        """One event in a datagram of its own, sent when it happened."""
+        """Send one event in a datagram of its own, at the time when it happened."""
         wanted: Mapping[str, Any] = {field: fields.pop(field, _DEFAULTS.get(kind)) for field, kind in FIELDS[name].items()}
         assert not fields
         return self.send(boot, at, (PluginDatagramEvent(name, at, wanted),), lost, pid)
@@ -75,7 +78,7 @@ class Engine:
         return [record for record in self.records if isinstance(record, kind)]
 
     def only(self, kind: type[R]) -> R:
-        """The one final record of ``kind``."""
+        """Return the one final record of ``kind``."""
         (found,) = [record for record in self.of(kind) if not getattr(record, "provisional", False)]
         return found
 
@@ -509,7 +512,7 @@ def test_an_engine_that_was_told_to_end_is_stopped_and_one_that_failed_is_dead(c
     published(engine, 2 * MS, "p")
     engine.say(S, "stopping", clean=clean, pid=42)
     engine.tick(3 * S)
-    assert kinds(engine) == [ProcessEventKind.STARTED]  # it is there still
+    assert kinds(engine) == [ProcessEventKind.STARTED]  # it still exists
     alive[42] = False
     engine.tick(4 * S)
     assert [k.value for k in kinds(engine)] == ["started", kind]
@@ -565,7 +568,7 @@ def test_an_engine_that_goes_on_after_it_said_it_would_end_and_then_dies_is_dead
 
 
 def loaded_within_the_call(engine: Engine, at: int, request: str = "r") -> None:
-    """Once more, by a connector that loads within the step."""
+    """Repeat the load with a connector that loads within the step."""
     engine.say(at, "kv_known", request=request, connector="Example", engine_id="D")
     engine.say(at, "kv_wanted", request=request, connector="Example", tokens_wanted=64, tokens_local=0, asynchronous=False)
     engine.say(at + MS, "kv_load", "worker", request=request, rank=0)
@@ -600,7 +603,10 @@ def test_a_load_within_the_call_ends_with_it_although_the_first_token_was_heard_
 
 @pytest.mark.parametrize("workers_first", [False, True])
 def test_loads_close_behind_each_other_are_told_apart_in_whatever_order_their_processes_are_heard(workers_first: bool) -> None:
-    """The first fails, and a cache connector loads again before anything of the first has settled."""
+    """Loads in quick succession stay apart in any order of the processes' events.
+
+    The first fails, and a cache connector loads again before any event of the first has settled.
+    """
     engine = Engine()
     known(engine, 0)
     of_core: list[tuple[int, str, dict[str, Any]]] = [

@@ -1,6 +1,7 @@
-"""Datagrams recorded from a real pair (vLLM 0.32, NixlConnector, six requests through a two-step proxy) become the right records.
+"""Datagrams recorded from a real pair become the right records.
 
-Whatever the order in which the processes' datagrams arrive, and delivered twice or not at all.
+The pair is vLLM 0.32 with NixlConnector; six requests went through a two-step proxy.
+The order in which the processes' datagrams arrive does not matter, nor whether they arrive twice or not at all.
 """
 
 from __future__ import annotations

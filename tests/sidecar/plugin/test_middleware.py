@@ -1,4 +1,7 @@
-"""The middleware in front of an application, and the exchange that the sidecar makes of what it hands on."""
+"""The middleware in front of an application, and the sidecar's exchange.
+
+The sidecar builds the exchange from what the middleware sends.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Quiet(Recorder):
-    """Records, and starts no thread."""
+    """A recorder that starts no thread."""
 
     def start(self, kind: str) -> None:
         self.kind = kind
@@ -213,7 +216,7 @@ async def test_a_client_that_goes_is_told(recorder: Quiet) -> None:
 
 
 async def test_an_answer_to_a_client_that_has_gone_is_none(recorder: Quiet) -> None:
-    """vLLM's own handlers do so: they return, and the framework sends an empty 200."""
+    """vLLM's own handlers return, and the framework sends an empty 200."""
 
     async def app(_: Any, receive: Any, send: Any) -> None:
         await receive()

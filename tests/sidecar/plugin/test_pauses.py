@@ -1,4 +1,7 @@
-"""Pauses of a process: what the kernel's files say, late wake-ups and why, the garbage collector, a process that is stopped."""
+"""Pauses of a process, from the kernel's files, late wake-ups and their reasons.
+
+The tests also cover the garbage collector, and a process that is stopped.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class Clock:
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """Sets what the two files say: waited for a processor, quota used up; both ns."""
+    """Set the two kernel files: time waited for a processor and quota used up, in ns."""
     waits, quota = tmp_path / "schedstat", tmp_path / "cpu.stat"
 
     def says(waited_ns: int, throttled_ns: int) -> None:
@@ -68,7 +71,7 @@ def test_a_late_wake_up_is_a_pause(kernel: Callable[[int, int], None], waited_ms
     watch.begin()
     clock.now = 19 * MS
     kernel(19 * MS, 19 * MS)
-    watch.woke(0)  # late, but not worth telling; what was waited until now says nothing of later
+    watch.woke(0)  # late, but below the threshold; time waited until now proves nothing about later
     kernel((19 + waited_ms) * MS, (19 + throttled_ms) * MS)
     clock.now = 200 * MS
     watch.woke(100 * MS)
@@ -164,7 +167,7 @@ recorder.stop()
 
 
 class SharedClock:
-    """One that another process reads: it stands still until it is set."""
+    """A clock that another process reads; it stands still until it is set."""
 
     def __init__(self, path: Path, now_ns: int) -> None:
         path.write_bytes(struct.pack("=q", now_ns))
@@ -186,7 +189,7 @@ def listener(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def stopped_for(child: subprocess.Popen[str], clock: SharedClock, span_ns: int) -> None:
-    """The child stands still while so much time goes by."""
+    """Stop the child while so much time passes."""
     os.kill(child.pid, signal.SIGSTOP)
     try:
         state = os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -198,7 +201,7 @@ def stopped_for(child: subprocess.Popen[str], clock: SharedClock, span_ns: int) 
 
 
 def receive_until(listener: socket.socket, now_ns: int) -> list[PluginDatagramEvent]:
-    """What is said until the child has told that it lives at ``now_ns``."""
+    """Return the events until the child reports that it lives at ``now_ns``."""
     plugin_datagram_events: list[PluginDatagramEvent] = []
     while not any(event.name == words.ALIVE and event.at_ns >= now_ns for event in plugin_datagram_events):
         plugin_datagram_events += read_packet(listener.recv(70_000)).events
@@ -216,7 +219,7 @@ def test_a_process_that_is_stopped_says_so_when_it_goes_on(tmp_path: Path, liste
             assert child.stdout.readline() == "ready\n"
             receive_until(listener, clock.now_ns)  # its thread lives
             found: list[PluginDatagramEvent] = []
-            while not found:  # it may stand between waking up and asking to be woken again
+            while not found:  # it may be stopped between a wake-up and the request for the next one
                 before_ns = clock.now_ns
                 stopped_for(child, clock, 400 * MS)
                 plugin_datagram_events = receive_until(listener, clock.now_ns)

@@ -1,4 +1,7 @@
-"""Pauses of real processes: one whose control group has used up its processor quota, and one that is stopped."""
+"""Pauses of real processes.
+
+One process's control group has used up its processor quota; the other is stopped.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 from handrail.plugin.pauses import HELD, THROTTLED
 from harness.cpu_quota import NoQuotaError, cpu_quota, stopped_in_turns
 
-# Spins until its input ends, and tells of each pause; it reads its control group when it is told to begin.
+# Spins until its input ends, and reports each pause; it reads its control group when a line tells it to begin.
 _CHILD = """
 import json, sys, threading, time
 from handrail.plugin.pauses import SLEEP_S, PauseWatch
@@ -37,7 +40,7 @@ over.set()
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[str]]:
-    """In a process group of its own; it waits for a line."""
+    """Run a child in its own process group; it waits for a line."""
     started = subprocess.Popen(
         [sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -55,7 +58,7 @@ def say(child: subprocess.Popen[str]) -> None:
 
 
 def wait_for(child: subprocess.Popen[str], reason: str) -> int:
-    """The length of the next pause for this reason."""
+    """Return the length of the next pause for this reason."""
     assert child.stdout is not None
     for line in child.stdout:
         why, lasted_ns = json.loads(line)

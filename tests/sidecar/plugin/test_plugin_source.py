@@ -1,4 +1,4 @@
-"""The socket of the plugin source: who may bind, who may send, and what a restart leaves behind."""
+"""The plugin source's socket: who may bind and send, and what a restart leaves."""
 
 # ruff: noqa: ASYNC240 - a few calls on files of the test's own, nobody else on the loop
 
@@ -51,7 +51,10 @@ async def test_what_a_guest_says_becomes_records(path: Path) -> None:
 
 
 async def test_a_pause_of_the_sidecar_in_which_it_lost_what_was_said_is_no_hang_of_the_engine(path: Path) -> None:
-    """An engine that speaks on is heard within seconds; one that says nothing then either is told as silent."""
+    """A pause of the sidecar in which it lost events is no hang of the engine.
+
+    An engine that goes on sends within seconds; one that then sends nothing either is reported as silent.
+    """
     records: list[Observation] = []
     now = [time.monotonic_ns()]
     source = PluginSource(path, PROCESS, records.append, clock=lambda: now[0])
@@ -61,14 +64,14 @@ async def test_a_pause_of_the_sidecar_in_which_it_lost_what_was_said_is_no_hang_
     assert recorder.flush()
     recorder.stop()
     source.look()
-    now[0] += 45 * S  # stopped; what was sent since has filled the socket and is gone
+    now[0] += 45 * S  # stopped; what was sent since then has filled the socket and is lost
     hung = []
     for _ in range(16):
         source.look()
         hung.append(source.merge.processes.hung)
         now[0] += S // 2
     assert hung == [False] * 10 + [True] * 6
-    now[0] += 45 * S  # stopped again: that nothing was heard is no word that the engine goes on
+    now[0] += 45 * S  # stopped again: silence is no evidence that the engine goes on
     source.look()
     assert source.merge.processes.hung
     await source.shutdown(0.0)
@@ -156,7 +159,7 @@ def test_a_process_that_is_there_and_one_that_is_not() -> None:
     child = os.fork()
     if child == 0:
         os._exit(0)
-    while process_exists(child) is not False:  # a zombie is no process
+    while process_exists(child) is not False:  # a zombie counts as no process
         pass
     os.waitpid(child, 0)
     assert process_exists(child) is False

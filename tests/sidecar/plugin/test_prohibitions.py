@@ -1,4 +1,7 @@
-"""What the guest must never do inside the engine, each a test: in a fresh interpreter, as the engine would load it."""
+"""What the plugin must never do inside the engine, one test each.
+
+Each test runs in a fresh interpreter, as the engine would load the plugin.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ FORBIDDEN = {"asyncio", "torch", "vllm", "prometheus_client", "opentelemetry", "
 
 
 def in_fresh_interpreter(code: str, **env: str) -> Any:
-    """The JSON that ``code`` prints, in an interpreter that has only the standard library and this package."""
+    """Return the JSON that ``code`` prints in a fresh interpreter.
+
+    It has only the standard library and this package.
+    """
     command = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n" + textwrap.dedent(code)]
     done = subprocess.run(command, env={"PATH": "/usr/bin:/bin", **env}, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The recorder: bounded, patient with a sidecar that is not there, and never a thread too many."""
+"""The recorder: bounded, with one thread, and patient with an absent sidecar."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_handler_that_the_engine_has_dropped_is_put_back(path: Path, listener:
         logger.handlers.clear()
         recorder.start(words.API)
         while not any(isinstance(each, logs.GuestHandler) for each in logger.handlers):
-            received(listener)  # what it says while it lives; the socket's timeout ends a wait for nothing
+            received(listener)  # what it sends while it lives; the socket's timeout ends a wait for nothing
     finally:
         recorder.stop()
         logger.handlers.clear()
@@ -177,7 +177,7 @@ def test_the_last_word_of_a_process_goes_at_once_and_once(path: Path, listener: 
     recorder.fault_logged()
     for _ in range(32):
         recorder.record((words.FIRST_TOKEN, next(now), "r"))
-    recorder.say_stopping()  # long after: a request's error of then is not why it ends
+    recorder.say_stopping()  # long after: a request's error at that time is not why it ends
     recorder.say_stopping()
     events = received(listener).events
     assert [(e.name, e.fields["clean"]) for e in events if e.name == words.STOPPING] == [(words.STOPPING, True)]

@@ -1,4 +1,7 @@
-"""Times of the plugin that cannot be: bounded by the arrival, counted, never waited for; and what the end of a sidecar tells."""
+"""Impossible times in the plugin's events: bounded by the arrival and counted.
+
+No record waits for them. The tests also cover what the end of a sidecar reports.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ def event(name: str, at: int, **fields: Any) -> PluginDatagramEvent:
 
 
 class Host:
-    """A sidecar on a host that has been up for ``now``; datagrams arrive as they are made."""
+    """A sidecar on a host that has been up for ``now``.
+
+    Datagrams arrive as they are made.
+    """
 
     def __init__(self, now: int, exists: bool | None = True) -> None:
         self.now = now
@@ -130,7 +136,7 @@ def test_a_single_event_from_the_future_counts_as_of_its_datagram() -> None:
 
 
 def test_what_lies_between_the_times_of_another_machines_clock_stays() -> None:
-    """A guest of a virtual machine that booted long before or after this host."""
+    """The engine runs in a virtual machine that booted long before or after this host."""
     for ahead in (DAY, -2 * DAY):
         host = Host(30 * DAY)
         for after in range(4):
@@ -231,7 +237,10 @@ def test_steps_of_one_time_and_of_many_boots_are_bounded() -> None:
 
 
 def everything_waiting(host: Host, at: int) -> None:
-    """A step, a load that every rank but one has, kept KV that nobody read, and an open one of each."""
+    """Send a step, a load that one rank still misses, and kept KV that nobody read.
+
+    There is one ended and one open request of each.
+    """
     host.hear(event("facts", at, facts={"tp_size": 2}), sent=at)
     host.hear(event("step", at, begin_ns=at - 20 * MS), sent=at)
     for request in ("ended", "open"):

@@ -1,4 +1,4 @@
-"""Hand-offs counted by how they ended."""
+"""Count hand-offs by outcome."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def publish(**changed: Any) -> KvPublish:
     ("changed", "outcome"),
     [
         ({"noticed_ns": 5}, "ok"),
-        ({"failure": "notification_failed", "noticed_ns": 5}, "ok"),  # the KV is here; only P was not told
+        ({"failure": "notification_failed", "noticed_ns": 5}, "ok"),  # the KV arrived; only P was not notified
         ({"failure": "transfer_failed", "ranks_done": 0}, "failed"),
         ({"failure": "transfer_failed", "effect": FetchEffect.FAILED, "request_status": "error"}, "failed"),
         ({"failure": "transfer_failed", "effect": FetchEffect.RECOMPUTED}, "recomputed"),

@@ -1,4 +1,7 @@
-"""Tests here run on uvloop, as the sidecar does; those marked ``both_loops`` on asyncio's own loop too."""
+"""Run the tests on uvloop, as the sidecar runs.
+
+Tests marked ``both_loops`` also run on asyncio's own loop.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The proxy takes as many streams as fit, answers 503 beyond, and ends clients that owe it a request for too long."""
+"""The proxy accepts as many streams as fit and answers 503 beyond that.
+
+It disconnects clients that owe it a request for too long.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ from harness.proxy import (
 from harness.proxy import proxied as any_proxied
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-TICKS = {"idle_after_finish_s": 0.04}  # the proxy looks at its limits every 10 ms
+TICKS = {"idle_after_finish_s": 0.04}  # the proxy checks its limits every 10 ms
 
 
 def proxied(port: int, **settings: Any) -> AbstractAsyncContextManager[Proxied]:
@@ -47,7 +50,7 @@ async def answer(peer: Peer) -> None:
 
 
 async def stream(peer: Peer) -> None:
-    """Begins and goes on until the other side leaves."""
+    """Answer with a stream that goes on until the other side leaves."""
     await peer.request()
     await peer.send(SSE_HEAD + chunk(event("a")))
     await peer.gone()
@@ -60,7 +63,7 @@ async def begun(peer: Peer) -> Peer:
 
 
 async def ticked(proxy: Proxied) -> None:
-    """The proxy has looked at its limits since."""
+    """Wait until the proxy has checked its limits again."""
     ticks = proxy.source.ticks
     await until(lambda: proxy.source.ticks > ticks + 1)
 
@@ -106,15 +109,18 @@ def test_refusals_are_bounded_and_leave_descriptors_to_others() -> None:
 
 
 def test_recount_between_decision_and_opening_loses_no_descriptor() -> None:
-    """What was decided and not opened yet is in no count of the process's descriptors."""
+    """Connections that are admitted and not yet open keep their descriptors.
+
+    No count of the process's descriptors includes them yet.
+    """
     opened, now = [0], [0.0]
     found = Admission(DescriptorBudget(1000, 100, clock=lambda: now[0], count=lambda: opened[0]))
     streams = 0
     while found.has_room():
-        opened[0] += 1  # the accepted connection; its upstream's is never opened
+        opened[0] += 1  # the accepted connection; its upstream connection never opens
         found.admit("peer")
         streams += found.stream()
-        now[0] += 1.0  # counted anew each time
+        now[0] += 1.0  # counted again each time
     assert streams <= (1000 - 100 - KEPT) // DESCRIPTORS_EACH
     assert found.connections - found.streams == REFUSALS
 
@@ -309,7 +315,7 @@ async def test_silent_connections_give_way_to_a_request() -> None:
         for _ in range(2):
             assert await everything(proxy.port, post(headers="Connection: close\r\n")) == OK
         assert 1 <= proxy.source.stats.displaced <= 2
-        reads = [asyncio.create_task(peer.reader.readline()) for peer in silent]  # any may be the one: all are as old
+        reads = [asyncio.create_task(peer.reader.readline()) for peer in silent]  # any may be the one: all are equally old
         done, waiting = await asyncio.wait(reads, timeout=DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.cancel()
@@ -318,7 +324,7 @@ async def test_silent_connections_give_way_to_a_request() -> None:
 
 
 def test_no_descriptor_for_the_upstream_is_503_and_no_502() -> None:
-    """On asyncio's own loop, whose ``create_connection`` can be taken away."""
+    """Runs on asyncio's own loop, whose ``create_connection`` a test can replace."""
 
     async def run(error: OSError) -> tuple[bytes, Proxied]:
         async with any_proxied(1) as proxy:

@@ -1,4 +1,7 @@
-"""Slow readers, large bodies, and connections that vanish: memory, descriptors and times stay what they should be."""
+"""Slow readers, large bodies and vanishing connections.
+
+Memory, descriptors and times stay correct.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ READ_BYTES = 262_144  # one read of uvloop
 
 
 async def narrow(port: int, receive_bytes: int) -> Peer:
-    """A client whose kernel takes little while the client itself reads nothing."""
+    """Open a client whose kernel buffers little while the client itself reads nothing."""
     raw = socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     raw.setblocking(False)
@@ -58,7 +61,7 @@ async def test_b21_a_slow_reader_changes_no_figure_but_its_own() -> None:
 
     async def handler(peer: Peer) -> None:
         await peer.request()
-        fill = SSE_HEAD + chunk(b": %b\n\n" % (b"x" * 40_000))  # what the kernel would take
+        fill = SSE_HEAD + chunk(b": %b\n\n" % (b"x" * 40_000))  # what the kernel accepts
         await clock.send(peer, times[0], fill)
         for at in times:
             await clock.send(peer, at, chunk(event("t" * 80)))
@@ -68,7 +71,7 @@ async def test_b21_a_slow_reader_changes_no_figure_but_its_own() -> None:
     async with Upstream(handler) as upstream, proxied(upstream.port, clock=clock) as proxy:
         peer = await narrow(proxy.port, 2048)
         await peer.send(post())
-        await asyncio.wait_for(sent.wait(), DEADLINE_S)  # the client's slowness holds nobody up
+        await asyncio.wait_for(sent.wait(), DEADLINE_S)  # the client's slowness delays no other
         clock.at(script["client_reads_from_s"])
         peer.writer.transport.resume_reading()  # type: ignore[attr-defined]
         await asyncio.wait_for(_drained(peer), DEADLINE_S)
@@ -88,7 +91,10 @@ async def test_b21_a_slow_reader_changes_no_figure_but_its_own() -> None:
 
 
 async def test_b21_where_the_buffer_is_full_the_gap_that_follows_is_the_clients() -> None:
-    """Not a figure of the engine's: while it lasted nothing was read."""
+    """Case B21: the gap after a full buffer is no figure of the engine's.
+
+    The proxy read nothing while it lasted.
+    """
     clock = Timeline()
 
     async def handler(peer: Peer) -> None:
@@ -104,7 +110,7 @@ async def test_b21_where_the_buffer_is_full_the_gap_that_follows_is_the_clients(
         peer = await narrow(proxy.port, 2048)
         await peer.send(post())
         await until(lambda: proxy.source.stats.reads_paused > 0)
-        clock.at(0.8)  # what the client lets go by
+        clock.at(0.8)  # what the client leaves unread
         peer.writer.transport.resume_reading()  # type: ignore[attr-defined]
         await asyncio.wait_for(_drained(peer), DEADLINE_S)
         record = await proxy.recorded()
@@ -187,7 +193,10 @@ async def test_an_upstream_that_reads_nothing_stops_a_fast_client() -> None:
 
 
 async def _stalled(proxy: Proxied) -> None:
-    """Wait until the proxy has read something and then, for 50 turns of the loop, nothing more."""
+    """Wait until the proxy has read something and then, for 50 turns, nothing more.
+
+    A turn is one turn of the event loop.
+    """
     still, last = 0, -1
     while still < 50:
         await asyncio.sleep(0.002)
@@ -197,7 +206,10 @@ async def _stalled(proxy: Proxied) -> None:
 
 @asynccontextmanager
 async def child(*command: str) -> AsyncIterator[tuple[int, int, asyncio.subprocess.Process]]:
-    """A script of ``tests`` that listens, in its own process: its port, its pid, itself."""
+    """Run a listening script of ``tests`` in its own process.
+
+    Yields its port, its pid and the process.
+    """
     script = str(Path(__file__).parents[2] / command[0])
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(sys.executable, script, *command[1:], stdin=pipe, stdout=pipe)
@@ -219,7 +231,10 @@ def peak_rss_bytes(pid: int) -> int:
 
 
 def cpu_ms(pid: int) -> float:
-    """Processor time of the process so far; the proxy's only thread that matters is its first."""
+    """Return the processor time of a process so far, in ms.
+
+    It is that of the first thread, the proxy's only one that matters.
+    """
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e6
 
 
@@ -271,8 +286,7 @@ async def test_e21_64_mib_stream_through_with_little_memory_and_latency() -> Non
     answer = json.loads(out)
     assert (answer["records"], answer["outcomes"], answer["observer_errors"]) == (4, {"ok": 4}, 0)
     assert grown < 16 << 20
-    # It passes a body on while it comes in, so what it adds is at most the time it works on it: about as much as the least that
-    # a relay does, which takes the same processor as much longer as it is busier. The wall clock is for tests/bench.
+    # The proxy streams the body, so it adds at most its work; a busy machine slows the bare relay equally (tests/bench)
     assert cost[pid] < 2 * cost[bare_pid]
 
 
@@ -293,7 +307,10 @@ def descriptors() -> int:
 
 
 def over(proxy: Proxied, connections: int) -> bool:
-    """So many have come and are gone; what is left are the test and its waiting for this."""
+    """Return whether so many connections have come and all are gone.
+
+    Only the test's own tasks are left.
+    """
     stats = proxy.source.stats
     return (stats.connections, stats.open_connections) == (connections, 0) and len(asyncio.all_tasks()) <= 2
 
@@ -318,7 +335,7 @@ async def test_fifty_connections_cut_at_random_points_leave_nothing_behind() -> 
         sent, left = chance.randrange(1, len(request) * 3), chance.randrange(len(wire) * 2)
         try:
             writer.write(request[:sent])
-            left = min(left, len(wire)) if sent >= len(request) else 0  # of a part of a request nothing comes
+            left = min(left, len(wire)) if sent >= len(request) else 0  # a partial request gets no answer
             while left > 0 and (data := await asyncio.wait_for(reader.read(min(left, 500)), DEADLINE_S)):
                 left -= len(data)
         except ConnectionError:

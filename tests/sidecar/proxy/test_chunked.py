@@ -115,7 +115,10 @@ FRAGMENTS = st.sampled_from(
 
 @given(st.lists(FRAGMENTS, max_size=16))
 def test_never_ends_a_body_that_llhttp_refuses_or_reads_otherwise(parts: list[bytes]) -> None:
-    """Extensions are the exception: they are dropped here, so how they are spelled cannot matter upstream."""
+    """Chunk extensions are the exception: the reader drops them.
+
+    So their spelling cannot matter upstream.
+    """
     wire = b"".join(parts)
     try:
         got, taken, body = decode(wire, 10**6)

@@ -1,4 +1,7 @@
-"""A client that sends ``Connection: close`` gets its answer and then the end of the connection, whatever the upstream does."""
+"""A client that sends ``Connection: close`` gets its answer and then the end.
+
+The connection ends whatever the upstream does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A body that only the end of the connection ends: one that was cut never looks whole to the client, over TLS neither."""
+"""Bodies that only the end of the connection ends.
+
+A cut body never looks whole to the client, with or without TLS.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ def reset(peer: Peer) -> None:
 
 
 class Wire:
-    """A TLS client without a transport: every record that the proxy sends is seen, and how TCP ends."""
+    """A TLS client without a transport.
+
+    It sees every record that the proxy sends, and how TCP ends.
+    """
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

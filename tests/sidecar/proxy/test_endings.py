@@ -46,7 +46,7 @@ async def test_e07_a_body_cut_inside_a_chunk_is_passed_and_not_ended_cleanly() -
         assert got.endswith(b'{"index":0,"del')
         record = await proxy.recorded()
         assert (record.outcome, record.status) == (Outcome.UPSTREAM_DISCONNECT, 200)
-        # The proxy lives on.
+        # The proxy keeps running.
         assert (await everything(proxy.port, post(path="/v1/chat/completions"))) == got
 
 
@@ -122,7 +122,10 @@ async def test_a_client_that_leaves_in_the_stream_ends_the_upstream_connection()
 
 
 async def test_e16_the_records_tell_that_the_abort_came_after_the_prefill_answer() -> None:
-    """Edge and prefill proxies around a router that has P's answer when its client leaves."""
+    """Case E16: the records show that the abort came after the prefill answer.
+
+    Edge and prefill proxies are around a router that has P's answer when its client leaves.
+    """
     kv = {"remote_engine_id": "e", "remote_request_id": "r", "remote_block_ids": [1]}
     answer = json.dumps({"choices": [{"index": 0, "text": "", "finish_reason": "length"}], "kv_transfer_params": kv}).encode()
     response = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(answer), answer)
@@ -302,7 +305,7 @@ async def test_e06b_a_finished_stream_left_open_is_recorded_once_and_never_cut()
         assert Hint.CLOSE_MISSING in record.hints
         assert record.outcome is Outcome.OK
         assert record.finish_ns is not None
-        assert record.duration_ns == record.finish_ns == 0.5e9  # not until it was found out
+        assert record.duration_ns == record.finish_ns == 0.5e9  # not before it was detected
         assert not peer.reader.at_eof()
         release.set()
         assert (await to_end(peer)).endswith(chunk(DONE) + END)

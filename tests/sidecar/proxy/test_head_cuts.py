@@ -1,4 +1,7 @@
-"""A request head is read alike however TCP cuts it, with and without empty lines before it."""
+"""A request head reads the same however TCP cuts it.
+
+Empty lines may come before it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from handrail_sidecar.proxy.head import HeadReader, HeadTooLongError, MalformedH
 from harness.proxy import DEADLINE_S, Peer, Upstream, client, everything, proxied, until
 
 EMPTY_LINES = (0, 1, 2, 5)
-BODY = b"GET /behind"  # what may have been sent ahead
+BODY = b"GET /behind"  # what may have been sent before the head
 MULTI_SPLITS = 40
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -28,7 +31,7 @@ def split(whole: bytes, cuts: Iterable[int]) -> Iterator[bytes]:
 
 
 def read(parts: Iterable[bytes]) -> tuple[int | None, RequestHead | None, bytes]:
-    """The status of the refusal, or the head and what is left behind it."""
+    """Return the status of the refusal, or the head and the bytes after it."""
     reader, pending, head = HeadReader(LIMIT), bytearray(), None
     for part in parts:
         pending += part
@@ -45,7 +48,7 @@ def read(parts: Iterable[bytes]) -> tuple[int | None, RequestHead | None, bytes]
 
 
 def cuts_near_the_head(sent: bytes) -> range:
-    """Of a long head its middle says nothing new."""
+    """Return the cuts to test; the middle of a long head adds nothing."""
     return range(1, min(len(sent), 700))
 
 
@@ -78,7 +81,10 @@ def test_ninety_heads_have_names_of_their_own() -> None:
 
 @pytest.mark.parametrize("before", [b"\n", b"\r", b"\r\r\n", b"\n\r\n", b"\r\n\n", b"\r\n\r", b" \r\n"])
 def test_what_is_no_empty_line_before_a_request_is_refused(before: bytes) -> None:
-    """RFC 9112 section 2.2 lets a server take a bare line feed for a line's end; here it is none, as everywhere in a head."""
+    """A bare line feed before a request is no line's end.
+
+    RFC 9112 section 2.2 allows a server to accept it; the proxy does not, as everywhere in a head.
+    """
     sent = before + raw("Host: h")
     assert read([sent])[0] == 400
     for cut in range(1, len(sent)):
@@ -97,7 +103,10 @@ def test_empty_lines_alone_are_no_request_and_are_not_kept() -> None:
 
 @pytest.mark.parametrize("empty", [b"\r\n", b"\r\n\r\n\r\n"], ids=["one", "three"])
 async def test_empty_line_cut_in_reads_on_a_socket_is_no_error(empty: bytes) -> None:
-    """Each cut between an empty line and the head, the head in two reads, and the second request of a connection too."""
+    """Cut between an empty line and the head, and cut the head in two.
+
+    The second request of a connection is cut too.
+    """
     request = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n"
 
     async def handler(peer: Peer) -> None:

@@ -1,4 +1,4 @@
-"""What of a request's head changes on its way upstream, and what the record says about its ids."""
+"""How a request's head changes on its way upstream, and the ids in the record."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ async def test_an_inbound_traceparent_keeps_its_trace_and_gets_our_span_as_paren
 
 @pytest.mark.parametrize("trace_context", ["set", "pass"])
 async def test_C04_the_parent_in_what_is_exported_shows_whether_the_context_was_handed_on(trace_context: str) -> None:
-    """The same trace id and a new span id are there with and without it; only the exported parent differs."""
+    """Case C04: the exported parent shows whether the context was handed on.
+
+    The same trace id and a new span id are there in both cases; only the exported parent differs.
+    """
     async with (
         Upstream(answer_ok) as upstream,
         proxied(upstream.port, role=Role.DECODE) as d,
@@ -58,7 +61,10 @@ async def test_C04_the_parent_in_what_is_exported_shows_whether_the_context_was_
 
 
 async def test_C26_a_gateway_that_drops_the_context_on_one_route_shows_in_each_record() -> None:
-    """Chat comes with a traceparent, embeddings without; they have no token, and are recorded where all is to be."""
+    """Case C26: a gateway drops the context on one route, and each record shows it.
+
+    Chat comes with a traceparent, embeddings without. Embeddings have no token; they are recorded where all requests are.
+    """
     async with Upstream(answer_ok) as upstream, proxied(upstream.port, record_all=True) as proxy:
         for route, headers in (("chat/completions", f"traceparent: 00-{T}-{S}-01\r\n"), ("embeddings", "")) * 2:
             agent = "User-Agent: AsyncOpenAI/Python 1.30\r\n"
@@ -242,7 +248,7 @@ async def test_c09_the_same_request_id_twice_in_flight_gives_two_records_and_a_h
         assert (earlier.request_id, later.request_id) == ("benchmark-serving0", "benchmark-serving0")
         assert (earlier.ids.trace_id, later.ids.trace_id) == (T, T[::-1])
         assert (earlier.ttft_token_ns or 0) > (later.ttft_token_ns or 0) > 0
-        # on both: by this id alone it cannot be told whose evidence is whose
+        # on both: this id alone does not show whose evidence it is
         assert (Hint.DUPLICATE_REQUEST_ID in earlier.hints, Hint.DUPLICATE_REQUEST_ID in later.hints) == (True, True)
         async with client(proxy.port) as third:
             await third.send(request("/v1/completions", T))

@@ -1,4 +1,7 @@
-"""Small writes leave at once on both sides: TCP_NODELAY is set, and nothing waits in the kernel for an acknowledgement."""
+"""Small writes leave at once on both sides: TCP_NODELAY is set.
+
+Nothing waits in the kernel for an acknowledgement.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,17 @@ from harness.proxy import DEADLINE_S, DONE, END, SSE_HEAD, Peer, Proxied, Upstre
 pytestmark = pytest.mark.both_loops
 
 SIOCOUTQNSD = 0x894B
-"""Linux: bytes of a socket's send queue that were not sent yet: what Nagle's algorithm holds back, not what is under way."""
+"""Linux ioctl: bytes of a socket's send queue that were not sent yet.
+
+It counts what Nagle's algorithm holds back, not what is in flight.
+"""
 
 TOKENS = 200
 ASKING = b'{"model":"m","stream":true}'
 
 
 def sides(proxy: Proxied) -> list[Any]:
-    """Sockets of the only connection: the client's and the upstream's."""
+    """Return the two sockets of the only connection: the client's and the upstream's."""
     relay = proxy.source._relay
     assert relay is not None
     connection: Any = next(iter(relay.connections))
@@ -44,7 +50,10 @@ def unsent(side: Any) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="SIOCOUTQNSD is Linux's")
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 async def test_small_writes_never_wait_in_the_kernel(tls: bool, tmp_path: Path) -> None:
-    """Each token leaves alone, while the one before may not be acknowledged: a delayed acknowledgement takes 40 ms."""
+    """Each token leaves alone, before the previous one is acknowledged.
+
+    A delayed acknowledgement takes 40 ms.
+    """
     proxy: Proxied
     held: list[int] = []
 
@@ -67,7 +76,7 @@ async def test_small_writes_never_wait_in_the_kernel(tls: bool, tmp_path: Path) 
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port, ssl=context)
         writer.write(post(ASKING)[: -len(ASKING)])
         await until(lambda: upstream.connections == 1 and proxy.source.stats.upstream_connections == 1)
-        for at in range(len(ASKING)):  # the request's body byte by byte: small writes the other way
+        for at in range(len(ASKING)):  # the request's body byte by byte: small writes in the other direction
             due = proxy.source.stats.client_bytes + 1
             writer.write(ASKING[at : at + 1])
             await until(lambda due=due: proxy.source.stats.client_bytes >= due)  # type: ignore[misc]
@@ -81,7 +90,7 @@ async def test_small_writes_never_wait_in_the_kernel(tls: bool, tmp_path: Path) 
 
 
 async def test_option_does_not_hang_on_what_the_loop_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """uvloop's own setting cannot be taken away; asyncio's can."""
+    """uvloop always sets the option itself; asyncio's setting can be removed."""
     monkeypatch.setattr("asyncio.selector_events.base_events._set_nodelay", lambda sock: None)
 
     async def handler(peer: Peer) -> None:

@@ -1,4 +1,7 @@
-"""The proxy over TLS: the bytes are the same, a slow client is noticed, a new certificate cuts no running stream."""
+"""The proxy over TLS: the bytes are the same and a slow client is noticed.
+
+A new certificate cuts no running stream.
+"""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ async def test_answers_without_a_body_leave_the_connection_ready_for_the_next() 
 
 
 async def test_much_sent_ahead_is_bounded_and_answered() -> None:
-    """200 pipelined requests of 4 KiB: more than is read ahead."""
+    """Send 200 pipelined requests of 4 KiB: more than the proxy reads ahead."""
 
     async def handler(peer: Peer) -> None:
         while (await peer.request())[0]:
@@ -224,7 +224,10 @@ async def test_upgrade_becomes_a_tunnel_both_ways_and_half_closes_pass() -> None
 
 @pytest.mark.parametrize("first", ["client", "upstream"])
 async def test_a_tunnel_whose_both_directions_have_ended_is_closed(first: str) -> None:
-    """Half-closes pass, but two halves are a whole: else each leaves two descriptors behind."""
+    """Close a tunnel once both of its directions have ended.
+
+    The proxy passes each half-close on; otherwise each tunnel leaves two descriptors behind.
+    """
 
     async def handler(peer: Peer) -> None:
         await peer.request()
@@ -272,7 +275,10 @@ async def test_bytes_nobody_asked_for_are_passed_and_end_the_connection() -> Non
 
 
 async def test_an_early_answer_is_delivered_while_the_client_still_sends() -> None:
-    """The upstream refuses a body without reading it and hangs up; the client is in the middle of 8 MiB."""
+    """Deliver an early answer while the client still sends.
+
+    The upstream refuses a body without reading it and closes the connection; the client is in the middle of 8 MiB.
+    """
 
     async def handler(peer: Peer) -> None:
         await peer.reader.readuntil(b"\r\n\r\n")

@@ -1,4 +1,7 @@
-"""On uvloop, as sidecar and collector run. Python 3.10's own loop leaves TLS transports unclosed whose handshake failed."""
+"""Run the tests on uvloop, as sidecar and collector run.
+
+Python 3.10's own loop leaves TLS transports unclosed whose handshake failed.
+"""
 
 from __future__ import annotations
 

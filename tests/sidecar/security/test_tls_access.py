@@ -1,4 +1,7 @@
-"""The API over TLS with tokens, and the commands that ask it: who is let in, and what a person is told who is not."""
+"""The API over TLS with tokens, and the commands that query it.
+
+The tests cover who gets access, and the messages for those who do not.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class Nothing:
 
 
 class Setup:
-    """An authority, the server's files, tokens, a client's files."""
+    """An authority, the server's files, tokens, and a client's files."""
 
     def __init__(self, folder: Path) -> None:
         self.ca = Authority(folder)
@@ -161,7 +164,7 @@ async def test_the_doctor_is_let_in(setup: Setup) -> None:
 
 
 def test_a_token_is_for_nobody_else(tmp_path: Path) -> None:
-    """A redirect is not followed: it would take the token along."""
+    """A redirect is not followed: it would send the token to another host."""
     seen: list[str | None] = []
 
     class Elsewhere(BaseHTTPRequestHandler):

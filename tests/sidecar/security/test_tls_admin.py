@@ -1,4 +1,4 @@
-"""The sidecar's small server over TLS: who may scrape, and that health is everybody's to ask."""
+"""The sidecar's admin server over TLS: scrapes need access, health does not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def admin(protection: ListenerSecurity) -> AsyncIterator[str]:
 
 
 async def get(url: str, ca: Authority, *, certified: bool = False, token: str = "") -> tuple[int, str, str]:
-    """Status, challenge, body."""
+    """Return status, challenge and body."""
     mine = ca.files("scraper")
     shown = (mine.cert, mine.key) if certified else (None, None)
     context = client_identity(ca.file, *shown, use="test").value.context
@@ -72,7 +72,7 @@ async def test_only_health_is_open(client_ca: bool, tmp_path: Path) -> None:
             status, challenge, page = await get(f"{url}/metrics", ca, token=TOKEN)
             assert (status, challenge) == (403, "")
             assert "a client certificate is wanted here" in page
-        assert (await get(f"{url}/nothing", ca, certified=client_ca))[0] == 401  # not even what there is
+        assert (await get(f"{url}/nothing", ca, certified=client_ca))[0] == 401  # not even which paths exist
 
 
 async def test_a_certificate_of_a_stranger_is_worse_than_none(tmp_path: Path) -> None:

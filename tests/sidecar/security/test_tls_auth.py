@@ -1,4 +1,4 @@
-"""Tokens: what a file of them may hold, and who is let in."""
+"""Token files: what they may hold, and who gets access."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_tokens_are_changed_without_a_gap(tmp_path: Path) -> None:
     assert found.poll()
     assert not lets_in(ONE)
     assert lets_in(TWO)
-    replace(tmp_path / "tokens", b"")  # emptied by mistake: nobody is locked out
+    replace(tmp_path / "tokens", b"")  # emptied by mistake: no client loses access
     found.poll(), found.poll()
     assert lets_in(TWO)
     assert "holds no token" in found.refused

@@ -1,4 +1,7 @@
-"""The dates of certificates, read from DER: against those that another implementation wrote, and of what is none."""
+"""The dates of certificates, read from DER.
+
+The tests compare them with those that another implementation wrote, and read input that is no certificate.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What listens beyond this host: refused without TLS unless it was named, and the refusal says how to set it up."""
+"""Listeners beyond this host are refused without TLS unless they are named.
+
+The refusal says how to set up TLS.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""OTLP over TLS, both protocols and both ends: who trusts whom, what is said when they do not, and changes under traffic."""
+"""OTLP over TLS, both protocols and both ends.
+
+The tests cover who trusts whom, the messages when they do not, and changes under traffic.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ async def serving(
 
 
 class Server:
-    """A receiver and what guards it."""
+    """A receiver and its TLS and token settings."""
 
     def __init__(self, consumer: Keeping, files: Files, client_ca: Path | None, token_file: Path | None) -> None:
         self.tls = ServerTls(files.cert, files.key, client_ca)
@@ -177,7 +180,7 @@ async def test_without_the_token_nothing_is_taken_and_nothing_is_lost(
         reported_lines = [record.getMessage() for record in caplog.records if record.name == "handrail.security.tokens"]
         assert len(reported_lines) == 1
         assert "a request from 127.0.0.1 was turned away" in reported_lines[0]
-        # The server learns the client's token: what waited is delivered, and that is said too.
+        # The server learns the client's token: waiting batches are delivered, and a log line reports it.
         assert server.tokens is not None
         if sent is None:
             delivering.cancel()
@@ -216,7 +219,10 @@ async def test_the_answers_to_strangers_are_those_of_the_protocols(ca: Authority
 
 @PROTOCOLS
 async def test_certificates_and_authority_change_under_traffic_and_no_batch_is_lost(protocol: str, tmp_path: Path) -> None:
-    """Both sides move from one authority to another, in the order that docs/security.md gives."""
+    """Certificates and authority change under traffic, and no batch is lost.
+
+    Both sides move from one authority to another, in the order that docs/security.md gives.
+    """
     old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
     trust = tmp_path / "trust.pem"
     replace(trust, old.pem)
@@ -258,7 +264,7 @@ async def test_certificates_and_authority_change_under_traffic_and_no_batch_is_l
         replace(trust, new.pem)
         assert look() == [True, True]
         await goes_on()
-        server_files.key.write_bytes(b"garbage")  # and a mistake at the end
+        server_files.key.write_bytes(b"garbage")  # and an unusable file at the end
         assert [look(), look()] == [[False, False], [False, False]]
         assert "holds no private key" in server.tls.identity.refused
         await goes_on()
@@ -272,8 +278,11 @@ async def test_certificates_and_authority_change_under_traffic_and_no_batch_is_l
 async def test_the_exporters_of_engines_get_in(
     protocol: str, ca: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OpenTelemetry's own, which vLLM sends with: by its standard settings, certificate and token."""
-    for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # with them, requests forgets which authority it was given
+    """OpenTelemetry's own exporters get access by their standard settings.
+
+    vLLM sends with these. The settings are certificate and token.
+    """
+    for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # when set, requests ignores its given authority
         monkeypatch.delenv(variable, raising=False)
     replace(tmp_path / "valid", TOKEN.encode())
     mine, kept = ca.files("engine"), Keeping()
@@ -307,7 +316,7 @@ async def test_the_exporters_of_engines_get_in(
 
 @PROTOCOLS
 async def test_the_tap_and_the_doctor(protocol: str, ca: Authority, tmp_path: Path) -> None:
-    """A tap beyond this host, and a check of it with what a sidecar's configuration says."""
+    """A tap beyond this host, and doctor's check of it by the sidecar's configuration."""
     replace(tmp_path / "tokens", TOKEN.encode())
     files, kept = ca.files("server"), Keeping()
     guard = Authenticator("tap", tokens(tmp_path / "tokens", use="tokens", setting="auth.token_file"))
@@ -343,7 +352,7 @@ async def test_a_removed_authority_lets_nobody_in_any_more(protocol: str, tmp_pa
             assert await client.send(Signal.TRACES, BATCH) == Accepted()
             replace(trust, new.pem)
             assert server.tls.identity.poll()
-            assert await client.send(Signal.TRACES, BATCH) == Accepted()  # what is connected stays so
+            assert await client.send(Signal.TRACES, BATCH) == Accepted()  # open connections stay open
             await client.close()
             assert isinstance(await kept_out(client), Untrusted)
     assert len(kept.payloads) == 2

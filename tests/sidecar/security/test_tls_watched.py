@@ -1,4 +1,7 @@
-"""Values made of files: taken over whole when they change, kept when what comes cannot be used."""
+"""Values read from several files: replaced as a whole when the files change.
+
+The old value stays when the new content is unusable.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from harness.certs import replace, turn_link
 
 
 def pair(contents: Contents) -> tuple[bytes, bytes]:
-    """Two files that belong together when they begin alike."""
+    """Return two files; they match when their first bytes are equal."""
     one, two = contents["t.one"], contents["t.two"]
     if one[:1] != two[:1]:
         raise ValueError("t.one: does not belong to t.two")
@@ -37,7 +40,7 @@ def watched(files: dict[str, Path], secrets: frozenset[str] = frozenset()) -> Re
 def test_nothing_changes_while_the_files_do_not(files: dict[str, Path]) -> None:
     found = watched(files)
     assert found.value == (b"a1", b"a1")
-    replace(files["t.one"], b"a1")  # written anew, the same
+    replace(files["t.one"], b"a1")  # rewritten with the same content
     assert [found.poll() for _ in range(3)] == [False] * 3
     assert found.reloads == 0
 
@@ -45,7 +48,7 @@ def test_nothing_changes_while_the_files_do_not(files: dict[str, Path]) -> None:
 def test_a_change_is_taken_over_whole(files: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
     found = watched(files)
     replace(files["t.one"], b"b1")
-    assert not found.poll()  # the two do not belong together: one of them is about to follow
+    assert not found.poll()  # the two do not match: one of them will follow
     assert found.value == (b"a1", b"a1")
     replace(files["t.two"], b"b1")
     with caplog.at_level(logging.INFO):
@@ -118,7 +121,7 @@ def test_files_that_change_while_they_are_used_are_looked_at_again(files: dict[s
 
     found = ReloadingFile("slow", {"t.one": files["t.one"]}, slow)
     replace(files["t.one"], b"b")
-    assert not found.poll()  # "b" was gone before it was in use
+    assert not found.poll()  # "b" was replaced before it was in use
     assert found.value == b"a1"
     assert found.poll()
     assert found.value == b"c"
@@ -130,7 +133,7 @@ def test_what_is_no_readable_file(what: str, tmp_path: Path) -> None:
     if what == "folder":
         path.mkdir()
     elif what == "pipe":
-        os.mkfifo(path)  # nobody writes: reading it would wait for ever
+        os.mkfifo(path)  # the pipe has no writer: reading it would wait for ever
     elif what == "huge":
         with path.open("wb") as file:
             file.truncate(MOST_BYTES + 1)

@@ -34,7 +34,7 @@ def expired(rid: str, at: str = "10:00:00") -> str:
 
 @dataclass
 class Taker:
-    """Takes facts, or refuses while ``full``."""
+    """A consumer that takes facts, or refuses while ``full``."""
 
     facts: list[LogFact] = field(default_factory=list)
     full: bool = False
@@ -262,7 +262,7 @@ def _folder(path: Path) -> None:
 
 def _socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made, working_folder(path.parent):
-        made.bind(path.name)  # a path below /tmp/pytest-of-... may be longer than a socket's may be
+        made.bind(path.name)  # a path below /tmp/pytest-of-... may be too long for a socket
 
 
 @contextlib.contextmanager
@@ -280,7 +280,10 @@ def working_folder(path: Path) -> Iterator[None]:
 async def test_a_log_that_is_no_file_holds_nothing(
     tmp_path: Path, become: Callable[[Path], None], first: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither the loop nor the end waits for it; other logs are read on, and so is a file that takes its name."""
+    """A log that is no file blocks neither the loop nor the shutdown.
+
+    Other logs are still read, and so is a file that takes its name.
+    """
     caplog.set_level(logging.INFO)
     path, other, taker = tmp_path / "log", tmp_path / "other", Taker()
     append(path, expired("a"))
@@ -323,7 +326,7 @@ async def test_the_end_does_not_wait_for_a_log_that_became_a_pipe(tmp_path: Path
 
 @pytest.mark.parametrize("device", ["/dev/null", "/dev/zero"])
 async def test_standard_input_may_be_a_device(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service manager gives ``/dev/null``, which no event loop waits for."""
+    """A service manager gives ``/dev/null``, on which no event loop can wait."""
     taker, path = Taker(), tmp_path / "log"
     with os.fdopen(os.open(device, os.O_RDONLY)) as stdin:
         monkeypatch.setattr("sys.stdin", stdin)

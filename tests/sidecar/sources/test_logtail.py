@@ -1,4 +1,4 @@
-"""Following a file: rotation, truncation, partial lines, positions."""
+"""Follow a file: rotation, truncation, partial lines, positions."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_an_endless_line_is_cut_once_and_the_next_is_whole() -> None:
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
 def test_failed_read_goes_on_where_it_was(path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """A read that fails, and then openings that do: no descriptor is left for a while."""
+    """One read fails, then openings fail: no descriptor is left for a while."""
     tail = FileTail(path, _FROM_START)
     append(path, "first\nbegun")
     assert drained(tail) == ["first"]
@@ -246,7 +246,7 @@ def test_a_file_that_cannot_be_read_for_a_while_is_gone_on_with_where_it_stood(
             patched.setattr(os, call, _raising(code))
             found = drained(tail, 3)
         if number == 0 and code == errno.ENOENT and call == "open" and not kept:
-            return  # it is a file that comes later
+            return  # it counts as a file that comes later
         assert found + tail.poll() == ([f"new {number}"] if number else [])
     tail.close()
     assert tail.stats.rotations == tail.stats.truncations == 0

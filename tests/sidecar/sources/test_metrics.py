@@ -35,7 +35,7 @@ S = 10**9
 
 @dataclass
 class Got:
-    """What the source handed on."""
+    """What the source delivered."""
 
     taken: list[EngineSample | SchemaReport | LogFact] = field(default_factory=list)
     events: list[ProcessEvent] = field(default_factory=list)
@@ -61,7 +61,10 @@ class Got:
 
 @dataclass
 class Engine:
-    """An endpoint whose answer a test chooses; ``asked``: the headers of the last request."""
+    """An endpoint whose answer a test chooses.
+
+    ``asked``: the headers of the last request.
+    """
 
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
     url: str = ""
@@ -97,7 +100,7 @@ def of(body: bytes, **more: Any) -> Callable[[web.Request], Awaitable[web.Stream
 
 @asynccontextmanager
 async def source(url: str, got: Got, **more: Any) -> AsyncIterator[MetricsSource]:
-    """A source that scrapes only when told, and has once."""
+    """A source that scrapes only on demand, and has scraped once."""
     clock = iter(range(EPOCH, EPOCH + 10**6 * S, 20 * S))
     made = MetricsSource(
         MetricsSettings(**{"url": url, "timeout_s": 5.0, **more}),
@@ -237,7 +240,7 @@ async def test_what_is_not_taken_over_is_dropped_counted_and_reported_later() ->
 
 
 def page_with(failures: int, computed: int = 0) -> bytes:
-    """The recorded page with these counts."""
+    """Return the recorded page with these counts."""
     page = re.sub(rb"(?m)^(vllm:nixl_num_failed_transfers_total\{[^}]*\}) .*$", rb"\g<1> %d.0" % failures, _PAGE)
     return re.sub(rb"(?m)^(vllm:prompt_tokens_by_source_total\{[^}]*local_compute[^}]*\}) .*$", rb"\g<1> %d.0" % computed, page)
 

@@ -1,4 +1,7 @@
-"""When the sidecar itself stood still: told as what it was, in a loop whose clock and lateness the test decides."""
+"""Pauses of the sidecar itself, reported as what they were.
+
+The test sets the clock and the lateness of the loop.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ DUE_NS = round(SLEEP_S * 1e9)
 
 
 class Loop:
-    """The event loop, a clock beside it, and what was told. ``wake`` ends the sleep, so late."""
+    """The event loop, its clock, and the reported events.
+
+    ``wake`` ends the sleep late by that much.
+    """
 
     def __init__(self) -> None:
         self.now_ns = 5_000 * MS
@@ -43,7 +49,7 @@ class Loop:
 async def test_a_late_turn_of_the_loop_is_a_pause_of_this_process() -> None:
     loop = Loop()
     await loop.own.start()
-    gc.callbacks.remove(loop.own._watch._collected)  # whatever the test run collects is not meant here
+    gc.callbacks.remove(loop.own._watch._collected)  # the test run's own collections do not count here
     loop.wake()
     loop.wake(LATE_NS - 1)
     assert loop.events == []
