@@ -114,7 +114,7 @@ def page(models: int) -> tuple[float, int, int]:
 
 
 def stored_bytes(requests: int) -> int:
-    """Return how many manifest bytes one publish adds for the phases of these requests.
+    """Return the manifest bytes that one publish of so many requests adds for phases.
 
     All requests have one model.
     """

@@ -36,8 +36,8 @@ _REPEATS = 7
 _PEERS = 100
 _MODELS = 2
 _A_READ = 16  # gaps that the proxy passes on in one call
-_BUDGET_NS = 500  # us for a gap; the proxy's token has 20 us
-_BUDGET_MS = 20.0  # a longer gap would count as a pause of this process's loop
+_BUDGET_NS = 500  # a gap; the proxy's budget is 20 us a token
+_BUDGET_MS = 20.0  # a longer scrape would be reported as a pause of this process's loop
 
 
 def _ns(work: Callable[[list[int]], object], values: list[int]) -> float:
@@ -138,7 +138,10 @@ def scrape(made: Made, accept: str) -> dict[str, float]:
 
 
 def run() -> list[dict[str, Any]]:
-    """Return the figures: nanoseconds a value; milliseconds, bytes and series a scrape."""
+    """Return the figures.
+
+    They are nanoseconds a value, and milliseconds, bytes and series a scrape.
+    """
     draw = random.Random(1)
     values = [int(draw.lognormvariate(17, 1)) for _ in range(_VALUES)]
     record, provider = _sdk()

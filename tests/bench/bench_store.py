@@ -33,7 +33,7 @@ _FOLDED_PUBLISHES = 100
 
 
 def run() -> list[dict[str, Any]]:
-    """Return the figures with their budgets (DESIGN section 13), or None for no budget."""
+    """Return the figures with their budgets (DESIGN section 13), None for no budget."""
     figures = [*_sizes()]
     with tempfile.TemporaryDirectory() as folder:
         figures += _speeds(Path(folder))

@@ -32,7 +32,10 @@ Without the reason the times of the run move a little, and other stalls of the s
 """
 
 TURNS: Final = 4
-"""How often a run is shuffled: one shuffle of a hundred seconds has few events."""
+"""Number of shuffles of a run.
+
+In a hundred seconds little happens, so one shuffle says little about coincidence.
+"""
 
 APART_NS: Final = 5_000_000_000
 SLICE_NS: Final = 2_000_000_000

@@ -27,7 +27,10 @@ BAND = 40
 
 
 def named(records: Iterable[Record]) -> dict[str, str]:
-    """Map the engine's request id (without its prefix) to the phase that vLLM names."""
+    """Map the engine's request id to the phase that vLLM alone names.
+
+    The id has no prefix ``cmpl-`` and no suffix ``-0``.
+    """
     spans: dict[Role, list[EngineRequest]] = {}
     for record in records:
         if isinstance(record, EngineRequest) and record.queue_ns is not None and record.prefill_ns is not None:

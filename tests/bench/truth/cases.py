@@ -15,7 +15,7 @@ from handrail_sim.emulator.faults import Fault, parse
 from handrail_sim.emulator.virtual_run import VirtualRunSettings
 from handrail_sim.emulator.workload import WorkloadRequest
 
-BEGINS, ENDS = 0.37, 0.68  # share of the run: no time window that the findings look at begins or ends there
+BEGINS, ENDS = 0.37, 0.68  # shares of the run: about a third, and no time window of the naming begins or ends there
 TRACES = Path(__file__).parents[2] / "data" / "request_traces"
 
 

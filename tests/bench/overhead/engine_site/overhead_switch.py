@@ -27,9 +27,7 @@ class Switch:
     """The attributes that Handrail set on this process's objects, and the old values."""
 
     def __init__(self) -> None:
-        self.wrapped: list[
-            tuple[Any, str, Any, Any]
-        ] = []  # object, attribute, its old entry in __dict__, the value with Handrail
+        self.wrapped: list[tuple[Any, str, Any, Any]] = []  # object, name, its old entry in __dict__, Handrail's value
         self.connectors: list[tuple[Any, type]] = []  # objects with their observed class
         self.middleware: list[tuple[type, Any]] = []
         self.is_on = True
