@@ -28,7 +28,7 @@ class Parts:
         self._ends = {host: [end for end, _ in steps] for host, steps in ran.steps.items()}
 
     def of(self, flight: Flight, index: int) -> dict[StallCause, float]:
-        """Return the ns that each reason added to the gap ``index`` of the flight's stream."""
+        """Return the ns that each reason added to gap ``index`` of the flight's stream."""
         host = flight.plan.decode_host
         assert flight.first_token_ns is not None
         times = list(accumulate(flight.gaps_ns, initial=flight.first_token_ns))
