@@ -442,7 +442,7 @@ def manifest(ctx: Context) -> Got:
 
 
 LEAST_PART: Final = 10
-"""Least share (a tenth) of the damages that a valid trial tries.
+"""A valid trial tries at least one in this many of its damages.
 
 On a busy machine the time ends before all damages are tried.
 """

@@ -42,7 +42,7 @@ CORPUS: Final = TESTS / "data" / "hostile"
 CPU_S: Final = 60.0
 LONG_CPU_S: Final = 600.0
 SHARES: Final = {"otlp_tap": 0.5, "otlp_collector": 0.5, "http": 0.7, "proxy_socket": 0.3}
-"""Parts of a minute for readers that share a surface.
+"""Parts of a CPU minute for two readers of the same kind of input.
 
 A minute of work takes the proxy five minutes of waiting for sockets.
 """

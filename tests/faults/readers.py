@@ -432,7 +432,7 @@ class CollectorReader:
         return f"{output} {[min(3, a - b) for a, b in zip(grown, before, strict=True)]}"
 
     def good(self) -> object:
-        """Give a request of P and D, which is decided and stored, and nothing else."""
+        """Send a request of P and D; it is decided and stored as exactly one row."""
         number = next(self._numbers)
         rid, trace = f"good-{number}", f"good-{number}"
         shift = self.clock.now - 50 * SECOND
@@ -458,7 +458,7 @@ class CollectorReader:
 
 
 class Received(logging.Handler):
-    """Receive the log of a part of the product.
+    """A log handler for a part of the product.
 
     An exception in the log is a contained fault, and here it counts as a fault.
     """
@@ -788,11 +788,7 @@ class ProxyReader:
                 writer.write(piece)
                 await asyncio.sleep(0)
             answer = await asyncio.wait_for(reader.read(64), 0.003) if rng.random() < 0.9 else b""
-        except (
-            ConnectionError,
-            asyncio.TimeoutError,
-            RuntimeError,
-        ):  # the last one is uvloop's text for a closed transport of ours
+        except (ConnectionError, asyncio.TimeoutError, RuntimeError):  # RuntimeError: uvloop on our closed transport
             answer = b""
         finally:
             transport = writer.transport
@@ -961,7 +957,7 @@ class DatagramReader:
         held(not dropped, f"records were dropped: {dropped}")
 
     def good(self) -> object:
-        """Give the recorded datagrams of an engine that has just come: fetches and requests."""
+        """Give the recorded datagrams of a new engine: its fetches and requests."""
         number = next(self._numbers)
         boots: dict[str, str] = {}
         records: list[Observation] = []

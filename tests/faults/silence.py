@@ -94,7 +94,7 @@ class Sender:
                 return
 
     def _made(self, numbers: Sequence[int], seq: int) -> tuple[set[str], bytes]:
-        """Make spans of an edge's proxy whose hours are over."""
+        """Make spans of an edge's proxy in past hours."""
         records = [self._exchange(number) for number in numbers]
         spans = [to_span(record) for record in records]
         request = ExportTraceServiceRequest()

@@ -172,7 +172,7 @@ async def _batter(targets: Sequence[tuple[str, int]], ctx: Context, most_s: floa
 
 
 def _logged(running: Running) -> list[str]:
-    """List what must not be in a log."""
+    """Return what is wrong with a log: the sender's bytes, tracebacks, its size."""
     log = running.log()
     found = [f"{running.name} repeats the sender's bytes"] if MARK.decode() in log else []
     found += [f"{running.tracebacks()} tracebacks of {running.name}"] if running.tracebacks() else []
@@ -275,7 +275,7 @@ async def of_sidecar(ctx: Context) -> Got:
 
 @contextlib.asynccontextmanager
 async def _taken(folder: Path) -> AsyncIterator[tuple[str, Callable[[], bytes]]]:
-    """A stand-in collector: its address, and all that it received."""
+    """Serve a stand-in collector; yield its address and a reader of its payloads."""
     kept = Keeping()
     server = OtlpServer(kept, http=("127.0.0.1", 0), loopback_only=True)
     await server.start()

@@ -184,9 +184,7 @@ async def _manifest(context: Context) -> Got:
                 started += 1
             ended = await running.finish()
         kept = await asyncio.to_thread(stored, folder / "data" / "store", going.load)
-        aside = (
-            "no line of the manifest names it" in running.log()
-        )  # files that no manifest line names any more are kept and counted
+        aside = "no line of the manifest names it" in running.log()  # files without a manifest line are kept
         if ended != 0 or running.tracebacks() or not (kept.whole or aside):
             wrong.append(f"{name}: status {ended}, {kept.text()}")
     return f"{started} started, {refused} refused by name; {'; '.join(wrong) or 'nothing lost, nothing doubled'}", not wrong
@@ -222,7 +220,10 @@ async def _spool(context: Context) -> Got:
 
 
 async def _spooled(folder: Path, upstream: str) -> Traffic:
-    """Return what is in the spool of a killed sidecar whose collector is away."""
+    """Fill a spool while the collector is away, and kill its sidecar.
+
+    Returns the traffic.
+    """
     with refusing_port() as nobody:
         away = f"http://127.0.0.1:{nobody}"
         with sidecar(folder, "edge", upstream, away, "--spool-dir", str(folder / "spool")) as running:
