@@ -29,7 +29,7 @@ WIDTH = 150
 ENOUGH = 600
 """Slow requests of a case after which no further seed is run.
 
-A share of nine tenths can then be told from 87 % or 93 %.
+With so many, a share of nine tenths differs visibly from 87 % or 93 %.
 """
 
 
