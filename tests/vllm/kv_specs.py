@@ -36,9 +36,9 @@ TEXT_ARCHITECTURES = {
     "gemma3n_text": "Gemma3nForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
 }
-"""Multi-modal models, of which only the language model counts.
+"""Architecture of a multi-modal model's language model, by model type.
 
-Their image code needs torchvision.
+The image code of the whole model needs torchvision.
 """
 SMALL = {
     "gemma3n_text": {"hidden_size": 64, "intermediate_size": [64] * 35, "vocab_size": 512, "vocab_size_per_layer_input": 512}

@@ -115,7 +115,7 @@ class TwoStepProxy:
 
     async def _client(self, app: web.Application) -> Any:
         timeout = aiohttp.ClientTimeout(total=None, connect=10)
-        # the engine closes idle connections after five seconds, and a POST that meets that fails
+        # the engine closes a connection after five idle seconds, which can fail a POST: keep none nearly as long
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_IDLE_S)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
             self._session = session

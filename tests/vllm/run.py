@@ -27,10 +27,7 @@ def roles(row: RequestRow) -> set[str]:
 
 
 def is_joined(row: RequestRow) -> bool:
-    """Tell whether a row is one request that holds evidence of P and of D.
-
-    The request is one of the client's side.
-    """
+    """Tell whether a row has the client's side and evidence of P and of D."""
     return row.scope == "edge" and roles(row) >= WORKING
 
 

@@ -263,10 +263,11 @@ def test_every_outcome_is_what_was_done(outcome_row: OutcomeRow, figures: Figure
 
 
 def test_what_the_client_got_is_another_matter(outcome_row: OutcomeRow) -> None:
-    """A good outcome for the client is not always a good KV outcome.
+    """The client's outcome differs from the outcome of the hand-off.
 
-    An answer from blocks that were given up ends well for the client, but never counts as good. A bad one under policy ``fail``
-    never does. A recomputed one is good.
+    An answer from blocks that were given up ends well for the client, but counts as good nowhere.
+    A bad one under policy ``fail`` never ends well.
+    A recomputed one is good.
     """
     for each in outcome_row.sent:
         (row,) = outcome_row.rows[each.request_id]

@@ -108,9 +108,9 @@ def gather(bed: Bed, results: Sequence[Result], counted: Sequence[float]) -> See
 
 
 def phases_of(row: RequestRow) -> bool:
-    """Return the rows that are decided and have phases.
+    """Tell whether a row is decided and has the plugin's data of both engines.
 
-    They have the times of both engines, what P kept and what D loaded.
+    The data are the times of both engines, what P kept and what D loaded.
     """
     spans = [join.evidence for join in row.joins]
     return row.version > 0 and spans.count("prefill:plugin") == spans.count("decode:plugin") == 2

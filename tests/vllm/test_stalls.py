@@ -1,7 +1,8 @@
 """The causes of stalls in streams of a real engine.
 
 The causes are long prompts computed beside the streams, and a processor quota.
-One engine with the plugin does both, behind an edge. Prompts come without KV, so they are computed where the streams run.
+One engine with the plugin serves prompts and streams, behind an edge. Prompts come without KV, so they are computed where the
+streams run.
 """
 
 from __future__ import annotations

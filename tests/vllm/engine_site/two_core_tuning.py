@@ -21,7 +21,7 @@ NIXL_POLL_US = 10_000
 
 
 def _sleep_in_nixl(module: Any) -> None:
-    """Set the delay of the progress thread in every new NIXL agent.
+    """Set the delay of the progress thread in every NIXL agent from now on.
 
     ``module`` is nixl's Python API.
     """
@@ -48,7 +48,7 @@ def register() -> None:
     if getattr(load, "two_core_tuning", False):
         return
 
-    # vLLM imports NIXL itself: it sets a variable of UCX just before.
+    # Leave the import of NIXL to vLLM, which sets a variable of UCX just before it.
     def load_and_tune(name: str) -> Any:
         attribute = load(name)
         if name == "NixlWrapper" and attribute is not None:
