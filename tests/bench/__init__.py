@@ -1,1 +1,4 @@
-"""Benchmarks with budgets: ``make bench`` runs every ``bench_*.py`` here, each in a process of its own."""
+"""Benchmarks with budgets.
+
+``make bench`` runs every ``bench_*.py`` of this folder, each in a process of its own.
+"""

@@ -1,9 +1,9 @@
-"""Runs the benchmarks and prints each figure with its budget; ``--json``: one object a line.
+"""Run the benchmarks and print each figure with its budget.
 
-A benchmark is a module ``bench_<name>.py`` with ``run() -> list[dict]``; a figure is {name, value, unit, budget, ratio, met}:
-``ratio`` is value over budget (for rates too), ``met`` whether the budget holds. They belong on idle cores: the load average is
-printed, since a figure taken beside other work says little.
-
+``--json`` prints one object a line.
+A benchmark is a module ``bench_<name>.py`` with ``run() -> list[dict]``; a figure is {name, value, unit, budget, ratio, met}.
+``ratio`` is value over budget (for rates too); ``met`` says whether the budget holds.
+Run them on idle cores: a figure from a busy machine says little, so the load average is printed.
 ``--write`` puts a benchmark's figures into the page of docs/ that has ``<!-- figures NAME -->`` and ``<!-- /figures -->``.
 """
 
@@ -31,7 +31,7 @@ NAMES = tuple(sorted(file.stem.removeprefix("bench_") for file in HERE.glob("ben
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when every budget that was measured holds, else 1."""
+    """Return 0 when every measured budget holds, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__.split("\n", 1)[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which to run (default: all of {', '.join(NAMES)})")
     parser.add_argument("--json", action="store_true", help="one object a line on standard output")
@@ -68,7 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(name: str) -> list[dict[str, Any]]:
-    """One benchmark, in a process of its own so that none inherits another's heap or threads. Raises ``CalledProcessError``."""
+    """Run one benchmark in a process of its own.
+
+    No benchmark inherits the heap or the threads of another. Raises ``CalledProcessError`` when the process fails.
+    """
     code = f"import json, sys; from tests.bench.bench_{name} import run; json.dump(run(), sys.stdout)"
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, cwd=HERE.parents[1])
     rows: list[dict[str, Any]] = json.loads(done.stdout)
@@ -76,12 +79,15 @@ def run(name: str) -> list[dict[str, Any]]:
 
 
 def pages(name: str) -> list[Path]:
-    """Those that have a place for its figures."""
+    """Return the pages of docs/ that have a place for the figures of this benchmark."""
     return [page for page in sorted(DOCS.glob("*.md")) if _PLACE.format(name=name) in page.read_text("utf-8")]
 
 
 def written(page: str, name: str, figures: Sequence[dict[str, Any]], where: str) -> str:
-    """The page with these figures in their place; ``where``: the machine they were taken on, and what it did else."""
+    """Return the page with these figures in their place.
+
+    ``where``: the machine of the run, and its load.
+    """
     begin, rest = page.split(_PLACE.format(name=name), 1)
     _, end = rest.split(_END, 1)
     rows = [f"| {row['name']} | {_with_unit(number(row['value']), row)} | {_judged(row)}|" for row in figures]
@@ -100,7 +106,7 @@ def _with_unit(report: str, row: dict[str, Any]) -> str:
 
 
 def table(figures: Sequence[dict[str, Any]]) -> Table:
-    """The figures for a person."""
+    """Return the figures as a table for a person."""
     made = Table(box=None, pad_edge=False)
     for column, justify in (
         ("figure", "left"),
@@ -118,13 +124,13 @@ def table(figures: Sequence[dict[str, Any]]) -> Table:
 
 
 def budget(row: dict[str, Any]) -> str:
-    """A number, or the range that ``published`` gives."""
+    """Return the budget as text: a number, or the range that ``published`` gives."""
     least, most = row.get("published", (row["budget"], row["budget"]))
     return number(least) if least == most else f"{number(least)}–{number(most)}"
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, or all digits of a large whole number."""
+    """Format a number with three significant digits, or all digits if large and whole."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

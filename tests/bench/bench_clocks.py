@@ -1,8 +1,10 @@
-"""How narrow the bounds of clocks are in fleets of hosts two seconds apart that drift by 50 ppm, and what learning them costs.
+"""Measure how narrow clock bounds are, and what it costs to learn them.
 
-Widths are those of every pair, five seconds apart, once its rate is known from two and a half minutes at about a request a
-second. ``both``: to what the quickest messages of both ways took together (less than 1 nothing can be that always holds the
-truth); ``twice``: to twice what the quickest of the slower way took.
+The fleets have hosts whose clocks are two seconds apart and drift by 50 ppm.
+A width is that of a pair of hosts, taken every five seconds for every pair. The pair's rate is known by then from two and a
+half minutes with about one request a second.
+``both``: the width over the sum of the quickest messages of both directions. No bound below 1 always holds the truth.
+``twice``: the width over twice the quickest message of the slower direction.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ REQUESTS: Final = 900
 US, MS, SECOND = 1_000, 1_000_000, 1_000_000_000
 
 MIXES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "steady": {},  # 200 us a hop, always
+    "steady": {},  # every hop takes exactly 200 us
     "far": {"hop_ns": 20 * MS, "hop_spread_ns": 500 * US},
     "spread_50us": {"hop_spread_ns": 50 * US},
     "spread_300us": {"hop_spread_ns": 300 * US},
@@ -41,7 +43,10 @@ def _widths(changed: Mapping[str, Any], *, plugin: bool) -> list[Width]:
 
 
 def _us_a_message() -> float:
-    """Twenty messages a second between two hosts, 300 us and up to 3 ms more; process time."""
+    """Measure the process time of one message, in us.
+
+    Two hosts exchange twenty messages a second; each takes 300 us and up to 3 ms more.
+    """
     random, known = Random(1), HostClocks()
     messages = []
     for number in range(10_000):
@@ -60,7 +65,7 @@ def _row(name: str, value: float, unit: str, budget: float | None = None) -> dic
 
 
 def run() -> list[dict[str, Any]]:
-    """About a minute."""
+    """Return every figure of this benchmark. Takes about a minute."""
     rows = [_row("clocks_us_per_message", _us_a_message(), "us")]
     for name, changed in MIXES.items():
         for plugin in (True, False):

@@ -1,7 +1,8 @@
-"""What samples of a host with eight busy GPUs cost from the sidecar's encoder to the folded file: 28 counters at 10 Hz.
+"""Measure what the samples of a host with eight busy GPUs cost.
 
-The samples are made (``device_samples.busy_host``): figures of a load that moves everything that can move. Milliseconds are of
-CPU for a second of one host.
+The figures cover the way from the sidecar's encoder to the folded file, for 28 counters at 10 Hz.
+The samples are synthetic (``device_samples.busy_host``): a load in which every counter moves.
+Milliseconds are CPU time for one second of one host.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ DAY_S = 86_400
 
 
 def run() -> list[dict[str, Any]]:
-    """CPU, bytes on the wire and bytes on disk."""
+    """Return the figures: CPU time, bytes on the wire and bytes on disk."""
     instants = list(busy_host(SECONDS, RATE_HZ))
     values = sum(len(sample.values) for instant in instants for sample in instant)
     samples = sum(map(len, instants))

@@ -1,7 +1,9 @@
-"""The published L40S experiment beside what the scenarios predict, and the H100 scenarios: virtual time and fixed seeds.
+"""Compare the published L40S experiment with the predictions of the scenarios.
 
-Not a benchmark of this machine: the figures are the same everywhere. A published figure stands as the budget; ``met`` says if the
-median over the seeds is within 10 % of it. ``python -m tests.bench.bench_experiment`` prints the tables of docs/experiment.md.
+It also predicts the H100 scenarios. All runs use virtual time and fixed seeds.
+This is no benchmark of the machine: the figures are the same everywhere.
+The budget is the published figure. ``met`` says whether the median over the seeds is within 10 % of it.
+``python -m tests.bench.bench_experiment`` prints the tables of docs/experiment.md.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from handrail_sim.emulator import experiment
 from handrail_sim.emulator.experiment import H100_ARMS, OBJECTIVE, POINTS, ExperimentMeasure, MeasureKind, Point
 
 SEEDS = (1, 2, 3, 4, 5)
-REQUESTS = 2000  # a run
+REQUESTS = 2000  # requests in a run
 H100_REQUESTS = 1000
-H100_BUDGETS = (512, 2048)  # of a step, beside the default of 8192: the dial that chunked prefill has
-PAYS_SHARE = 0.9  # of requests that meet the objective
+H100_BUDGETS = (512, 2048)  # tokens of a step (default 8192): the setting that chunked prefill tunes
+PAYS_SHARE = 0.9  # share of requests that meet the objective
 _H100_SPLIT = "h100-70b-split"
 _SHOWN = (
     ExperimentMeasure.TTFT_P50,
@@ -29,7 +31,7 @@ _SHOWN = (
 
 
 def _row(name: str, values: Sequence[float], unit: str, requests: int, **more: Any) -> dict[str, Any]:
-    """``values`` are one a seed."""
+    """Return one row; ``values`` holds one value for each seed."""
     row: dict[str, Any] = {"name": name, "value": median(values), "unit": unit, "budget": None, "ratio": None, "met": None}
     return row | {"least": min(values), "most": max(values), "seeds": list(SEEDS), "requests": requests} | more
 
@@ -83,12 +85,12 @@ def _name(point: Point) -> str:
 
 
 def run() -> list[dict[str, Any]]:
-    """Every row; a minute or two of computing."""
+    """Return every row. Takes a minute or two of computing."""
     return [*_published(), *_h100()]
 
 
 def published_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown: the published points beside the scenarios' figures."""
+    """Return the published points beside the scenarios' figures, as Markdown."""
     lines = ["| | published | scenario | over the seeds | ratio | within 10 % |", "|---|---|---|---|---|---|"]
     for kind, title in ((MeasureKind.INPUT, "inputs"), (MeasureKind.PREDICTION, "predictions")):
         lines.append(f"| **{title}** | | | | | |")
@@ -104,7 +106,7 @@ def published_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def h100_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown: one line an arm."""
+    """Return the H100 table in Markdown, one line for each arm."""
     lines = ["| | TTFT p50 / p99 | ITL p50 / p99 | TPOT p50 | objective met |", "|---|---|---|---|---|"]
     for arm in dict.fromkeys(row["arm"] for row in rows if "arm" in row):
         ttft, ttft_p99, gap, gap_p99, tpot, met = (row["value"] for row in rows if row.get("arm") == arm)
@@ -116,7 +118,7 @@ def h100_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _number(value: float) -> str:
-    """Three or four significant digits."""
+    """Format a number with three or four significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 

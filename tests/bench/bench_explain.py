@@ -1,6 +1,7 @@
-"""Ten million requests: the first and the exact answer of ``handrail explain``, ``requests --sort ttft`` and ``trace ID``.
+"""Measure how fast ``handrail`` answers questions about ten million requests.
 
-Each is a cold process, as a person runs it. ``HANDRAIL_BENCH_REQUESTS`` makes another number of them.
+The questions are the first and the exact answer of ``handrail explain``, ``requests --sort ttft`` and ``trace ID``.
+Each runs in a cold process, as when a person types it. ``HANDRAIL_BENCH_REQUESTS`` sets another number of requests.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does: the made store is a module of the tests
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does: the synthetic store is a module of the tests
 
 from builders.large_store import Made, fill
 from handrail_collector.store.layout import HOUR_NS
@@ -37,7 +38,7 @@ _FLAGS = ("--since", "2020-01-01T00:00:00Z", "--until", "2040-01-01T00:00:00Z")
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One command: seconds by the wall and of processor time, peak memory, what it printed."""
+    """One finished command: wall and processor seconds, peak memory, output."""
 
     seconds: float
     cpu_seconds: float
@@ -46,7 +47,7 @@ class Ran:
 
 
 def run() -> list[dict[str, Any]]:
-    """Figures with their budgets (DESIGN section 13)."""
+    """Return the figures with their budgets (DESIGN section 13)."""
     made = Made(requests=_REQUESTS)
     with tempfile.TemporaryDirectory() as folder:
         client_id, _ = fill(Path(folder), made)
@@ -76,7 +77,7 @@ def _figures(name: str, command: list[str], budget: float, made: Made) -> list[d
 
 
 def _judged(answer: dict[str, Any], made: Made) -> None:
-    """It must have found what there is to find: a fast wrong answer is none."""
+    """Check that the answer is right: a fast wrong answer does not count."""
     (scope,) = answer["scopes"]
     assert scope["requests"] == made.requests // made.hours * made.hours, scope["requests"]
     assert ("prefill_host", made.bad_host) in [

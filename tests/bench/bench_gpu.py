@@ -1,9 +1,11 @@
-"""What sampling GPUs costs and how it keeps time: eight fake H100s whose calls take realistic times (``tests/nvml/measured.py``).
+"""Measure what GPU sampling costs and how punctual it is.
 
-Beside it the calls of its ticks, made by a loop that does nothing else, and sleeping as often through ctypes without any call:
-they cost that much whoever makes them.
-Processor time is the whole process's, the double's own among it. The double sleeps where a driver may spin: what calls take in
-all is given beside it, as the bound of what a driver that spins would add. Figures on a real GPU: ``tests/gpu/run.sh``.
+Eight fake H100s answer, and their calls take realistic times (``tests/nvml/measured.py``).
+Two figures for comparison: a loop that only makes the calls of a tick, and a loop that only sleeps as often through ctypes.
+Every sampler pays at least that much.
+The processor time covers the whole process, the double included.
+The double sleeps where a driver may spin. The total time of the calls is given too: it bounds what a spinning driver would add.
+``tests/gpu/run.sh`` takes the figures on a real GPU.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from nvml.child import Double
 from nvml.measured import realistic
 
 _SECONDS = 20.0
-_RUNS = 7  # what a wake costs changes by the minute on a machine that others use too
+_RUNS = 7  # on a shared machine the cost of a wake-up changes by the minute
 _HUNG = "GPU-fake-3 clock_hertz sm"
 _BUDGET_PERCENT = 1.0
 _MOST_MISSED = 1
 
 
 def run() -> list[dict[str, Any]]:
-    """Percent of a core, microseconds a sample, periods missed."""
+    """Return the figures: percent of a core, microseconds a sample, periods missed."""
     with tempfile.TemporaryDirectory(prefix="handrail-bench-") as name:
         try:
             double = Double(build(Path(name)), Path(name))

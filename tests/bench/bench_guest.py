@@ -1,7 +1,8 @@
-"""What the plugin costs inside the engine, in isolation: a stand-in scheduler and connector, wrapped and not, the difference.
+"""Measure what the plugin costs inside the engine, in isolation.
 
-Budgets (DESIGN section 13): 1 us a token event, 30 us a request. The time of the recorder's thread is counted apart: it encodes
-and sends under the same interpreter lock.
+A stand-in scheduler and connector run wrapped and unwrapped; the difference is the cost.
+Budgets (DESIGN section 13): 1 us a token event, 30 us a request.
+The recorder's thread is counted separately: it encodes and sends under the same interpreter lock.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ _REQUESTS = 1_000
 
 
 class Quiet(Recorder):
-    """Records, and starts no thread."""
+    """A recorder that records but starts no thread."""
 
     def start(self, kind: str) -> None:
         self.kind = kind
 
 
 class _Scheduler:
-    """As cheap as a scheduler can be, so that what is measured is ours."""
+    """The cheapest possible scheduler, so that the figure is the plugin's cost."""
 
     def __init__(self) -> None:
         self.requests: dict[str, Any] = {}
@@ -111,7 +112,7 @@ _CACHE = SimpleNamespace(
 
 
 def run() -> list[dict[str, Any]]:
-    """The figures; a minimum of medians would flatter, so each is the median of repeats."""
+    """Return the figures, each the median of repeats (a minimum of medians flatters)."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "bench.sock")
         token = _per_token_us(path) * 1000
@@ -194,7 +195,7 @@ def _idle_step_us(path: str) -> float:
 
 
 def _request_us(path: str, one: Callable[[str, _Scheduler, Any, Any], None]) -> float:
-    """Everything that is said of one request from its queue to its end, steps included."""
+    """Measure all records of one request from its queue to its end, steps included."""
 
     def requests(scheduler: _Scheduler, ours: Any, theirs: Any) -> Callable[[], None]:
         def loop() -> None:
@@ -264,7 +265,7 @@ def _step(name: str, scheduler: _Scheduler, request: Any, *, new: bool) -> None:
 
 
 def _chunk_us(path: str) -> float:
-    """A chunk of a stream through the middleware's observer."""
+    """Measure one chunk of a stream through the middleware's observer."""
     recorder = Quiet(path)
     seen = _ExchangeState(recorder, {"headers": [], "method": "POST", "path": "/v1/completions"})
     start = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
@@ -312,7 +313,10 @@ def _drain(bound: socket.socket) -> None:
 
 
 def _cpu_us(loop: Callable[[], None], count: int, recorder: Recorder) -> float:
-    """Processor time of one round of ``loop`` in us, the median of repeats; events are thrown away in between."""
+    """Measure the processor time of one round of ``loop``, in us.
+
+    The figure is the median of repeats. The events are discarded between rounds.
+    """
     spent = []
     for _ in range(_REPEATS):
         begin = time.process_time_ns()

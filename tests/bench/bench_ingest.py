@@ -1,9 +1,11 @@
-"""What the collector takes: spans accepted and journalled (``fdatasync`` before each acknowledgement), per second and per core.
+"""Measure how many spans the collector accepts and journals.
 
-The journal alone, in this process; then receiver and journal in a process of their own, with this one as a client that writes
-requests made beforehand over 32 connections, for gRPC as 32 calls at a time over 8. Both share the machine's cores, so spans per
-CPU second of the server is what compares. gRPC is measured with our front before it and without, in turns: what the front costs.
-Run by hand as ``python -m tests.bench.bench_ingest``.
+Rates are per second and per core. The collector calls ``fdatasync`` before each acknowledgement.
+First the journal runs alone in this process. Then receiver and journal run in their own process with this process as client.
+The client sends prepared requests over 32 connections; for gRPC it has 32 calls at a time over 8 connections.
+Client and server share the machine's cores, so compare the spans per CPU second of the server.
+gRPC is measured with and without Handrail's front in turns, which gives the cost of the front.
+By hand: ``python -m tests.bench.bench_ingest``.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from handrail.otlp.receiver.server import DEFAULT_IN_FLIGHT_BYTES, OtlpServer
 from handrail.otlp.signals import Signal
 from handrail_collector.journal.journal import Journal, JournalSettings
 
-SPANS = 512  # a request
-SPAN_BYTES = 522  # the mean of vLLM's and the router's spans
+SPANS = 512  # spans in a request
+SPAN_BYTES = 522  # bytes: the mean of vLLM's and the router's spans
 SENDERS = 32
 SECONDS = 5.0
 DISK_SECONDS = 1.5
@@ -44,7 +46,10 @@ _RELEASE_S = 0.2
 
 
 def run() -> list[dict[str, Any]]:
-    """Every row of this benchmark; about 15 seconds and at most 4 GiB of disk for their time."""
+    """Return every row of this benchmark.
+
+    Takes about 15 seconds and at most 4 GiB of disk meanwhile.
+    """
     requests = [_request(number) for number in range(16)]
     with tempfile.TemporaryDirectory(dir=os.environ.get("HANDRAIL_BENCH_DIR")) as folder:
         alone = _with_uvloop(_journal_alone(Path(folder) / "alone", requests))
@@ -69,7 +74,7 @@ def run() -> list[dict[str, Any]]:
 
 
 def _request(number: int) -> bytes:
-    """An export request of 512 spans of about 522 bytes, as an engine's exporter writes it."""
+    """Build an export request of 512 spans of about 522 bytes, as an engine sends it."""
     request = ExportTraceServiceRequest()
     entry = request.resource_spans.add()
     entry.resource.attributes.add(key="service.name").value.string_value = "vllm"
@@ -121,7 +126,10 @@ async def _journal_alone(folder: Path, requests: list[bytes]) -> dict[str, float
 
 
 def _in_turns(folder: Path, requests: list[bytes]) -> tuple[dict[str, float], dict[str, float]]:
-    """gRPC behind the front and without it, the sums of all turns: what else the machine does falls on both."""
+    """Measure gRPC with and without the front in turns, and sum all turns.
+
+    Other work on the machine then falls on both alike.
+    """
     sums: tuple[dict[str, float], dict[str, float]] = ({}, {})
     for turn in range(TURNS):
         for total, way in zip(sums, (GRPC, GRPC_ALONE), strict=True):
@@ -158,7 +166,10 @@ def _served(folder: Path, requests: list[bytes], way: str) -> dict[str, float]:
 
 
 def _disk_bytes_per_second(path: Path, group_bytes: float) -> float:
-    """What this disk does with nothing but write and ``fdatasync``: no figure above can be higher."""
+    """Measure how fast this disk does nothing but write and ``fdatasync``.
+
+    This is the upper limit of every figure above.
+    """
     group = os.urandom(int(group_bytes))
     fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     started, written = time.perf_counter(), 0
@@ -217,7 +228,7 @@ async def _call(port: int, requests: list[bytes]) -> dict[str, float]:
 
 
 async def _grpc_alone(journal: Journal) -> tuple[grpc.aio.Server, int]:
-    """gRPC on a port of its own, with the handlers of the receiver."""
+    """Serve gRPC on its own port, with the receiver's handlers."""
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_BODY_BYTES), ("grpc.max_concurrent_streams", 64)])
     intake = Intake(journal, max_body_bytes=MAX_BODY_BYTES, max_in_flight_bytes=DEFAULT_IN_FLIGHT_BYTES, retry_delay_s=1.0)
     server.add_generic_rpc_handlers(handlers(intake))
@@ -227,7 +238,10 @@ async def _grpc_alone(journal: Journal) -> tuple[grpc.aio.Server, int]:
 
 
 async def _serve(folder: Path, way: str) -> None:
-    """The server's process: says its port, serves until its standard input ends, says its figures."""
+    """Run the server's process.
+
+    It prints its port, serves until its standard input ends, and prints its figures.
+    """
     journal = Journal(JournalSettings(folder=folder).open_log())
     await journal.start()
     place = ("127.0.0.1", 0)
@@ -258,21 +272,21 @@ async def _serve(folder: Path, way: str) -> None:
 
 
 async def _release(journal: Journal) -> None:
-    """Let go of what is on disk, as a collector that keeps up does."""
+    """Release what is on disk, as a collector that keeps up does."""
     while True:
         await asyncio.sleep(_RELEASE_S)
         journal.release(journal.end)
 
 
 def _with_uvloop(work: Coroutine[Any, Any, dict[str, float]]) -> dict[str, float]:
-    import uvloop  # not everywhere: only what runs the benchmark needs it
+    import uvloop  # an optional dependency: only the benchmark's process needs it
 
     figures: dict[str, float] = uvloop.run(work)
     return figures
 
 
 def _row(name: str, value: float, unit: str, budget: float | None = None) -> dict[str, Any]:
-    """A rate: met at or above its budget."""
+    """Return one row for a rate, which is met at or above its budget."""
     ratio = None if budget is None else value / budget
     return {
         "name": name,

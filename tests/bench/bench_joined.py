@@ -1,4 +1,7 @@
-"""What counting joined requests costs a row, and what a scrape of the collector's page costs with 100 peers and many models."""
+"""Measure what it costs to count joined requests and to scrape the result.
+
+The page of the collector has 100 peers and many models.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def counting() -> Counting:
 
 
 def row_us() -> float:
-    """Of a row with every phase, as the pipeline counts it."""
+    """Measure the cost of one row that has every phase, counted as the pipeline does."""
     rng = random.Random(5)
     rows = [
         request_row(
@@ -74,7 +77,10 @@ def add_us() -> float:
 
 
 def page(models: int) -> tuple[float, int, int]:
-    """CPU ms, bytes and series of the joined part of a page: ``PEERS`` hosts that spoke, every phase, cause and outcome."""
+    """Return CPU ms, bytes and series of the joined part of a metrics page.
+
+    The page covers ``PEERS`` hosts and every phase, cause and outcome.
+    """
     rng = random.Random(5)
     counts = counting()
     for model in range(models):
@@ -108,7 +114,10 @@ def page(models: int) -> tuple[float, int, int]:
 
 
 def stored_bytes(requests: int) -> int:
-    """What one publish of so many requests of one model adds to the manifest, of phases."""
+    """Return the manifest bytes that one publish of so many requests adds for phases.
+
+    All requests have one model.
+    """
     rng = random.Random(5)
     counts = counting()
     for _ in range(requests):
@@ -118,7 +127,10 @@ def stored_bytes(requests: int) -> int:
 
 
 def look_ms() -> float:
-    """CPU of one look at which links are slow: as many hand-offs as it looks at, of ``PEERS`` pairs that crawl."""
+    """Measure the CPU time of one search for slow links.
+
+    The search sees as many hand-offs as it looks at, of ``PEERS`` pairs whose links are all slow.
+    """
     now = START + 600 * SECOND
     every = WINDOW_NS // MOST_HAND_OFFS
     rows = [
@@ -143,7 +155,7 @@ def look_ms() -> float:
         publisher.publish(0, 1, 0, [], [], flat={Table.KV_FETCHES: rows})
         publisher.close()
         links = SlowLinks(StoreReader(Path(folder), threads=1), now_unix_ns=lambda: now)
-        links.look()  # what it imports takes a while the first time
+        links.look()  # the first call also pays for its imports
         begin = time.process_time_ns()
         links.look()
         took = (time.process_time_ns() - begin) / 1e6
@@ -153,7 +165,7 @@ def look_ms() -> float:
 
 
 def run() -> list[dict[str, Any]]:
-    """Figures; what has a budget is a scrape."""
+    """Return the figures; only the scrape has a budget."""
     figures = [
         _figure("joined: a row counted", row_us(), "us", None),
         _figure("joined: a duration counted", add_us(), "us", None),

@@ -1,4 +1,7 @@
-"""What live metrics cost: one value counted, and one scrape of the page of a sidecar with 100 peers."""
+"""Measure what live metrics cost: one counted value, and one scrape.
+
+The page is that of a sidecar with 100 peers.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,9 @@ _VALUES = 20_000
 _REPEATS = 7
 _PEERS = 100
 _MODELS = 2
-_A_READ = 16  # gaps that the proxy hands on together
-_BUDGET_NS = 500  # a gap; the proxy's token has 20 us
-_BUDGET_MS = 20.0  # above it the pause of this process's loop would be told as one
+_A_READ = 16  # gaps that the proxy passes on in one call
+_BUDGET_NS = 500  # a gap; the proxy's budget is 20 us a token
+_BUDGET_MS = 20.0  # a longer scrape would be reported as a pause of this process's loop
 
 
 def _ns(work: Callable[[list[int]], object], values: list[int]) -> float:
@@ -77,7 +80,10 @@ def _sdk() -> tuple[Callable[[int], object], MeterProvider]:
 
 
 def busy() -> Made:
-    """A decode's sidecar that has seen two models and fetched from 100 peers. No GPU and no link is read."""
+    """Build the metrics of a decode sidecar with two models and 100 peers.
+
+    No GPU and no link is read.
+    """
     made = make(everything())
     draw = random.Random(1)
     for model in (f"model-{number}" for number in range(_MODELS)):
@@ -119,7 +125,7 @@ def _fetch(number: int, draw: random.Random) -> KvFetch:
 
 
 def scrape(made: Made, accept: str) -> dict[str, float]:
-    """``ms`` of CPU a page, its ``bytes``, its ``series``."""
+    """Return the cost of one page: ``ms`` of CPU, ``bytes``, ``series``."""
     metrics = Registry(sidecar_rows(made))
     page, _ = metrics.expose(accept)
     taken = []
@@ -132,7 +138,10 @@ def scrape(made: Made, accept: str) -> dict[str, float]:
 
 
 def run() -> list[dict[str, Any]]:
-    """Nanoseconds a value; milliseconds, bytes and series a scrape."""
+    """Return the figures.
+
+    They are nanoseconds a value, and milliseconds, bytes and series a scrape.
+    """
     draw = random.Random(1)
     values = [int(draw.lognormvariate(17, 1)) for _ in range(_VALUES)]
     record, provider = _sdk()

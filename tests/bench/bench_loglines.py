@@ -1,4 +1,7 @@
-"""What a log line costs: taken apart and recognised, for lines that say nothing about KV and for those that do."""
+"""Measure what it costs to parse and recognise a log line.
+
+Lines with and without content about KV are measured separately.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def _message_us() -> float:
 
 
 def run() -> list[dict[str, Any]]:
-    """Microseconds of CPU a line."""
+    """Return the figures in microseconds of CPU a line."""
     return [
         _figure("log: a line about something else", _line_us([_NOISE] * _LINES), 25.0),
         _figure("log: an expiry, to a fact", _line_us([_EXPIRED.format(number) for number in range(_LINES)]), 100.0),

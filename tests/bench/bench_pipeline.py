@@ -1,6 +1,8 @@
-"""Spans a second stitched, explained and stored: the pipeline alone, on a journal made beforehand.
+"""Measure how many spans a second the pipeline stitches, explains and stores.
 
-Requests as five spans each: proxies at edge, P and D, and vLLM's own span at P and D, interleaved as their senders batch them.
+The pipeline runs alone, on a prepared journal.
+A request has five spans: proxies at edge, P and D, and vLLM's own span at P and D. They are interleaved in the batches of their
+senders.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ BATCH = 100
 
 
 def engine_span(record: EngineRequest) -> Span:
-    """What vLLM would have sent: its attributes, in seconds."""
+    """Build the span that vLLM would send: its attributes, in seconds."""
     assert record.end_unix_ns is not None
     span = Span(
         trace_id=bytes.fromhex(record.ids.trace_id),
@@ -71,7 +73,7 @@ def engine_span(record: EngineRequest) -> Span:
 
 
 def realistic(record: Record) -> Record:
-    """A proxy's record with everything that a real one carries."""
+    """Build a proxy's record with everything that a real one carries."""
     if not isinstance(record, Exchange):
         return record
     sketch = GapSketch()
@@ -95,7 +97,7 @@ def realistic(record: Record) -> Record:
 
 
 def fill(folder: Path) -> int:
-    """A journal of ``REQUESTS`` requests; the number of spans."""
+    """Write a journal of ``REQUESTS`` requests; return the number of spans."""
     log = JournalSettings(folder=folder).open_log()
     spans = 0
     seq = 0
@@ -117,7 +119,7 @@ def fill(folder: Path) -> int:
             spans += len(records)
             at = 1_700_000_000 * SECOND + (first + BATCH) * 1_000_000 + seq
             log.append(KIND_OF_SIGNAL[Signal.TRACES], request.SerializeToString(), at)
-    # the clock of the journal moves on, so that everything is decided
+    # advance the journal's clock past every decision wait
     log.append(KIND_OF_SIGNAL[Signal.TRACES], ExportTraceServiceRequest().SerializeToString(), 1_700_001_000 * SECOND)
     log.sync()
     log.close()
@@ -125,7 +127,10 @@ def fill(folder: Path) -> int:
 
 
 async def once(root: Path) -> tuple[float, float, int, int, int]:
-    """CPU and wall seconds of one run over the journal, rows, and bytes of the spans and requests files."""
+    """Run the pipeline over the journal once.
+
+    Returns CPU and wall seconds, rows, and the bytes of the spans and requests files.
+    """
     publisher = StorePublisher(root / "store")
     recovered = publisher.open()
     journal = Journal(JournalSettings(folder=root / "journal").open_log())
@@ -133,7 +138,7 @@ async def once(root: Path) -> tuple[float, float, int, int, int]:
     await journal.start()
     cpu, wall = time.process_time(), time.perf_counter()
     running = asyncio.create_task(pipeline.run())
-    while journal.lag_bytes:  # noqa: ASYNC110 - nothing says when a follower has caught up
+    while journal.lag_bytes:  # noqa: ASYNC110 - nothing signals that a follower has caught up
         await asyncio.sleep(0.01)
     await journal.shutdown()
     await running
@@ -144,7 +149,7 @@ async def once(root: Path) -> tuple[float, float, int, int, int]:
 
 
 def run() -> list[dict[str, Any]]:
-    """Medians over ``REPEATS`` runs, each over a journal of its own."""
+    """Return medians over ``REPEATS`` runs, each over its own journal."""
     results = []
     for _ in range(REPEATS):
         with tempfile.TemporaryDirectory() as folder:

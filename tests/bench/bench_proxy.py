@@ -1,9 +1,11 @@
-"""What the proxy costs a token and a first token, beside a bare relay and vllm-router in the same run.
+"""Measure what the proxy costs for a token and for a first token.
 
-Processor time is that of the proxy's process alone, from the scheduler's own account (nanoseconds), over all tokens it passed.
-The kernel's share, the connects and the head of each request are in it. Every figure is the median over alternating rounds. The
-router is looked for in ``HANDRAIL_VLLM_ROUTER`` and where the project installs it; without it the budget is the lower
-of the figures measured for it (DESIGN section 13).
+A bare relay and vllm-router run beside it for comparison.
+The processor time is that of the proxy's process alone, from the scheduler's own account (nanoseconds), over all tokens that
+passed. It includes the kernel's share, the connects and the head of each request.
+Every figure is the median over alternating rounds.
+The benchmark looks for the router in ``HANDRAIL_VLLM_ROUTER`` and where the project installs it. Without a router the budget is
+the lower of the figures measured for it (DESIGN section 13).
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ STREAMS = 64
 PACED_TOKENS, PACE_US = 160, 10_000
 UNPACED_TOKENS = 400
 BODY_MIB = 64
-FIRST_TOKEN_REQUESTS = {1: 100, 8: 240}  # a round and target, by concurrency
-FIRST_TOKEN_US = 8_000  # the engine's own time to the first token is this to twice this: short for a real one
-ROUTER_US = 23.0  # where no router is found
+FIRST_TOKEN_REQUESTS = {1: 100, 8: 240}  # requests for each round and target, by concurrency
+FIRST_TOKEN_US = 8_000  # the engine takes once to twice this until the first token: short for a real engine
+ROUTER_US = 23.0  # budgets where no router is installed
 ADDED_P50_MS, ADDED_P99_MS = 1.0, 3.0
 ADDED_MS_PER_MIB = 1.0
 
@@ -43,7 +45,10 @@ _END = b"\r\n0\r\n\r\n"
 
 
 def request(port: int, tokens: int, pace_us: int, first_us: int = 0) -> bytes:
-    """A request for ``tokens`` streamed tokens, the first after ``first_us``, then one each ``pace_us`` (0: at once)."""
+    """Build a request for ``tokens`` streamed tokens.
+
+    The first comes after ``first_us``, then one every ``pace_us`` (0: at once).
+    """
     body = b'{"model":"tiny","prompt":"%b","stream":true,"max_tokens":%d,"user":"pace-%d-%d"}' % (
         b"a" * 400,
         tokens,
@@ -57,7 +62,10 @@ def request(port: int, tokens: int, pace_us: int, first_us: int = 0) -> bytes:
 
 
 class Client(asyncio.Protocol):
-    """One connection that streams one answer after another. ``tokens`` counts events, ``first_ns`` is when the first came."""
+    """A connection that streams one answer after another.
+
+    ``tokens`` counts events. ``first_ns`` is the time of the first one.
+    """
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -69,7 +77,7 @@ class Client(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def ask(self, data: bytes) -> asyncio.Future[None]:
-        """Send a request; done when its answer is whole."""
+        """Send a request and return when its answer is whole."""
         self._done = asyncio.get_running_loop().create_future()
         self.first_ns = 0
         self._tail = b""
@@ -91,7 +99,7 @@ class Client(asyncio.Protocol):
 
 
 class Row(TypedDict):
-    """One figure."""
+    """One figure of the result."""
 
     name: str
     value: float
@@ -103,14 +111,14 @@ class Row(TypedDict):
 
 @dataclass
 class Target:
-    """One way to the engine. ``pid`` is None for the direct one."""
+    """One way to the engine; ``pid`` is None for the direct way."""
 
     name: str
     port: int
     pid: int | None
     paced_us: list[float] = field(default_factory=list)
     unpaced_us: list[float] = field(default_factory=list)
-    body_s: list[float] = field(default_factory=list)  # to the answer to a request of BODY_MIB
+    body_s: list[float] = field(default_factory=list)  # seconds until the answer to a request of BODY_MIB
     first_ms: dict[tuple[int, bool], list[list[float]]] = field(default_factory=dict)  # by concurrency and "new connection each"
 
 
@@ -132,7 +140,7 @@ def run() -> list[dict[str, Any]]:
 
 
 def router_binary() -> Path | None:
-    """The router to compare with, or None."""
+    """Return the path of the router to compare with, or None."""
     named = os.environ.get("HANDRAIL_VLLM_ROUTER")
     cache = Path.home() / ".cache"
     found = [Path(named)] if named else [*cache.glob("handrail/*/venv_router/bin/vllm-router")]
@@ -141,7 +149,7 @@ def router_binary() -> Path | None:
 
 
 async def _measure(targets: list[Target]) -> None:
-    for target in targets:  # imports, caches, code paths
+    for target in targets:  # warm-up: imports, caches, code paths
         await _stream(target, 20, 0)
         await _first_tokens(target, 1, False)
         await _first_tokens(target, 8, True)
@@ -154,7 +162,7 @@ async def _measure(targets: list[Target]) -> None:
                 target.paced_us.append(await _stream(target, PACED_TOKENS, PACE_US))
                 target.unpaced_us.append(await _stream(target, UNPACED_TOKENS, 0))
         for target in order:
-            if target.name != "vllm-router":  # it refuses bodies of this size
+            if target.name != "vllm-router":  # the router refuses bodies of this size
                 target.body_s.append(await _large_body(target))
         for concurrency in (1, 8):
             for new in (False, True):
@@ -163,7 +171,10 @@ async def _measure(targets: list[Target]) -> None:
 
 
 async def _stream(target: Target, tokens: int, pace_us: int) -> float:
-    """Processor microseconds a token of the target's process while ``STREAMS`` answers stream at once."""
+    """Measure the processor microseconds that the target's process takes for a token.
+
+    ``STREAMS`` answers stream at once.
+    """
     loop = asyncio.get_running_loop()
     before = _cpu_ns(target.pid)
     clients = []
@@ -179,7 +190,10 @@ async def _stream(target: Target, tokens: int, pace_us: int) -> float:
 
 
 async def _large_body(target: Target) -> float:
-    """Seconds from the first byte of a request of ``BODY_MIB`` to the end of its answer."""
+    """Measure the seconds from the first byte of a ``BODY_MIB`` request to its answer.
+
+    The end is the last byte of the answer.
+    """
     small = request(target.port, 2, 0)
     head, _, body = small.partition(b"\r\n\r\n")
     body = body[:-1] + b',"pad":"' + b"a" * (BODY_MIB << 20) + b'"}'
@@ -192,11 +206,14 @@ async def _large_body(target: Target) -> float:
 
 
 async def _first_tokens(target: Target, concurrency: int, new: bool) -> None:
-    """Milliseconds to the first token of short answers, beyond the engine's own, each worker one after another."""
+    """Measure the milliseconds to the first token of short answers.
+
+    The engine's own time is subtracted. Each worker sends one request after another.
+    """
     loop = asyncio.get_running_loop()
     found: list[float] = []
     target.first_ms.setdefault((concurrency, new), []).append(found)
-    chance = random.Random(concurrency)  # every target gets the same waits; even ones would march the workers in step
+    chance = random.Random(concurrency)  # every target gets the same random waits; equal waits would synchronise the workers
 
     async def worker() -> None:
         client: Client | None = None
@@ -265,7 +282,10 @@ def _p99(times: list[float]) -> float:
 
 
 def _cpu_ns(pid: int | None) -> int:
-    """Processor time of all threads of ``pid`` since they started; threads that ended in between are lost (none do here)."""
+    """Return the processor time of all threads of ``pid`` since they started.
+
+    It misses threads that ended in between; here none do.
+    """
     if pid is None:
         return 0
     total = 0
@@ -277,7 +297,7 @@ def _cpu_ns(pid: int | None) -> int:
 
 @contextmanager
 def _child(script: Path, *arguments: str) -> Iterator[tuple[int, int]]:
-    """Port and process id of a script that says ``PORT n``."""
+    """Start a script that prints ``PORT n``; return its port and process id."""
     process = subprocess.Popen(
         [sys.executable, str(script), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None, text=True
     )
@@ -291,7 +311,10 @@ def _child(script: Path, *arguments: str) -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def _router(binary: Path, engine_port: int) -> Iterator[tuple[int, int]]:
-    """vllm-router in front of the engine, in its plain mode: one upstream request a request, as the proxy makes."""
+    """Start vllm-router in front of the engine, in its plain mode.
+
+    It makes one upstream request for each request, as the proxy does.
+    """
     port, metrics_port = _free_port(), _free_port()
     process = subprocess.Popen(
         [
@@ -314,7 +337,7 @@ def _router(binary: Path, engine_port: int) -> Iterator[tuple[int, int]]:
         yield port, process.pid
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)  # its own session: the launcher and the router it started
+            os.killpg(process.pid, signal.SIGTERM)  # own session, so that the launcher and the router it started end together
         with suppress(subprocess.TimeoutExpired):
             process.wait(5)
         with suppress(ProcessLookupError):

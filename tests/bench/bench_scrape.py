@@ -1,4 +1,7 @@
-"""What reading a metrics page costs: our reader beside the stock parser on the recorded page of a real vLLM 0.32 decode."""
+"""Measure what it costs to read a metrics page.
+
+Handrail's reader and the stock parser read the recorded page of a real vLLM 0.32 decode engine.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def _stock(text: str) -> int:
 
 
 def run() -> list[dict[str, Any]]:
-    """Milliseconds of CPU a page."""
+    """Return the figures in milliseconds of CPU a page."""
     page = _PAGE.read_bytes()
     text = page.decode()
     reader = PageReader()

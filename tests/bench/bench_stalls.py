@@ -1,6 +1,7 @@
-"""What stalls cost: per gap of a stream at the proxy, per wake-up of the thread that sees pauses, per stall at the collector.
+"""Measure what stall detection costs.
 
-Whether the causes told are right is judged by ``make bench-stalls``.
+The costs: each gap of a stream at the proxy, each wake-up of the thread that detects pauses, and each stall at the collector.
+``make bench-stalls`` judges whether the reported causes are right.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from handrail_collector.batch import rows_of
 from handrail_collector.rows import StallRow
 
 _REPEATS: Final = 7
-_GAPS: Final = 512  # a fold of the proxy's (handrail_sidecar/proxy/token_timing.py)
+_GAPS: Final = 512  # gaps in one fold of the proxy (handrail_sidecar/proxy/token_timing.py)
 _ROUNDS: Final = 50
 _WAKE_UPS: Final = 2_000
 _REQUESTS: Final = 150
@@ -33,10 +34,10 @@ _SEED: Final = 7
 
 
 def run() -> list[dict[str, Any]]:
-    """The figures; each is the median of repeats."""
+    """Return the figures, each the median of repeats."""
     random = Random(_SEED)
     quick = [random.randrange(8_000_000, 12_000_000) for _ in range(_GAPS)]
-    slow = [random.randrange(25_000_000, 35_000_000) for _ in range(_GAPS)]  # each block is sorted, since a gap is long enough
+    slow = [random.randrange(25_000_000, 35_000_000) for _ in range(_GAPS)]  # above 20 ms, so every block is sorted
     stalling = [400_000_000 if place % (BLOCK // 8) == 0 else gap for place, gap in enumerate(quick)]
     return [
         _figure("stalls_of_a_stream_per_gap", _watch_ns(quick), "ns", 300.0),
@@ -48,7 +49,10 @@ def run() -> list[dict[str, Any]]:
 
 
 def _watch_ns(gaps: list[int]) -> float:
-    """The two numbers that the proxy keeps of each gap, and what is done with them when they are many."""
+    """Measure the two numbers that the proxy keeps for each gap, and their fold.
+
+    The fold runs when many have been collected.
+    """
     ends: list[int] = []
     for gap in gaps:
         ends.append((ends[-1] if ends else 0) + gap)
@@ -65,11 +69,11 @@ def _watch_ns(gaps: list[int]) -> float:
 
 
 def _wake_up_us() -> float:
-    """Without the sleep itself. There are ten a second."""
+    """Measure one wake-up without its sleep. There are ten a second."""
     watch = PauseWatch(lambda event: None)
     watch.begin()
     try:
-        due_ns = time.monotonic_ns() + 10**15  # never late
+        due_ns = time.monotonic_ns() + 10**15  # the deadline is never late
 
         def loop() -> None:
             for _ in range(_WAKE_UPS):
@@ -81,7 +85,11 @@ def _wake_up_us() -> float:
 
 
 def _explained_us() -> float:
-    """A run whose stalls are explained, and the same run whose streams tell of none, by the number of its stalls."""
+    """Measure the cost of explaining one stall.
+
+    It is the difference between a run whose stalls are explained and the same run without stall events, divided by the number
+    of stalls.
+    """
     setting = next(scene.setting for scene in SCENES if scene.name == "kv_landing")
     records = received_records(setting, fly(setting, _REQUESTS, _SEED), _SEED)
     silent = [(at, replace(one, stalls=None) if isinstance(one, Exchange) else one) for at, one in records]

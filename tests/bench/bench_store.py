@@ -1,4 +1,7 @@
-"""What a span and a request cost on disk, how fast they get there, and how fast a million requests answer."""
+"""Measure the store: bytes for a span and a request, write rate, query time.
+
+The queries run over a million requests.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does: the made rows are a module of the tests
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does: the synthetic rows are a module of the tests
 
 from builders.store_rows import Fleet, moved, request_rows, spans_of_requests
 from handrail_collector.store.filter import RequestFilter
@@ -30,7 +33,7 @@ _FOLDED_PUBLISHES = 100
 
 
 def run() -> list[dict[str, Any]]:
-    """Figures with their budgets (DESIGN section 13); None where there is none."""
+    """Return the figures with their budgets (DESIGN section 13), None for no budget."""
     figures = [*_sizes()]
     with tempfile.TemporaryDirectory() as folder:
         figures += _speeds(Path(folder))
@@ -40,7 +43,7 @@ def run() -> list[dict[str, Any]]:
 
 
 def _sizes() -> list[dict[str, Any]]:
-    # Two vLLM spans a request are the dearest mix: what spans of one trace share is shared by two only.
+    # Two vLLM spans a request are the worst case: only two spans share what spans of a trace have in common.
     vllm = spans_of_requests(_MADE)
     with_edge = spans_of_requests(_MADE, proxies=True)
     rows = request_rows(_MADE)
@@ -88,17 +91,23 @@ def _speeds(folder: Path) -> list[dict[str, Any]]:
 
 
 def _fill(publisher: StorePublisher, offset: int, rows: list[Any]) -> None:
-    """A million requests, spread over the hours, in publishes of a size that hours of load are compacted to."""
+    """Write a million requests over several hours.
+
+    Each publish has the size to which compaction brings hours of load.
+    """
     table = requests_table(rows)
     for at in range(0, _REQUESTS, _PUBLISH_ROWS):
         for part in range(0, _PUBLISH_ROWS, len(rows)):
-            # ids are new every time, so they cost what they cost
+            # ids never repeat, so they do not compress
             publisher.publish(offset, offset + 1, 0, [], moved(table, (at + part) * Fleet().interval_ns, seed=at + part))
             offset += 1
 
 
 def _folding(folder: Path) -> list[dict[str, Any]]:
-    """An hour of small publishes, as a flush every few seconds leaves it, becomes one file a table."""
+    """Measure the compaction of an hour of small publishes into one file a table.
+
+    The publishes are those of a flush every few seconds.
+    """
     publisher = StorePublisher(folder)
     publisher.open()
     spans, rows = spans_of_requests(_MADE), request_rows(_MADE)
@@ -125,7 +134,7 @@ def _bytes(publisher: StorePublisher) -> int:
 
 
 def _lookups(folder: Path, trace_id: str, client_id: str) -> dict[str, float]:
-    """Seconds of each question, asked of a reader that was never asked before."""
+    """Measure the seconds of each query, each on a fresh reader."""
     questions: dict[str, Callable[[StoreReader], object]] = {
         "sort_by_ttft": lambda reader: reader.requests(RequestFilter(sort="ttft")),
         "sort_by_phase": lambda reader: reader.requests(RequestFilter(sort="prefill_compute", outcome="ok")),

@@ -1,4 +1,7 @@
-"""What reading a stream costs per chunk: the reader alone, the loop around it subtracted."""
+"""Measure what it costs to read one chunk of a stream.
+
+The figure is the reader alone: the cost of the loop around it is subtracted.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _MESSAGE = (
 
 
 class _Nothing:
-    """What is subtracted: the same call without the reader."""
+    """A stand-in whose cost is subtracted: the same call without the reader."""
 
     def feed(self, data: bytes, at_ns: int) -> None:
         """Do nothing."""
@@ -63,7 +66,7 @@ def _chunk_us(operation: str, chunk: bytes, choices: int | None = 1) -> float:
 
 
 def _timed(work: Callable[[], object], times: int) -> float:
-    """Median process time of one call in us."""
+    """Return the median process time of one call, in us."""
     samples = []
     for _ in range(_REPEATS):
         begin = time.process_time_ns()
@@ -93,7 +96,7 @@ def _row(name: str, value: float, unit: str, budget: float | None = None) -> dic
 
 
 def run() -> list[dict[str, Any]]:
-    """Every row of this benchmark; about two seconds."""
+    """Return every row of this benchmark. Takes about two seconds."""
     gaps = [20_000_000 + number * 7919 % 9_000_000 for number in range(512)]
     chat = b'{"model":"m","messages":[{"role":"user","content":"' + b"word " * 200 + b'"}],"stream":true,"max_tokens":128}'
     large = b'{"model":"m","messages":[{"role":"user","content":"' + b"word\\n" * 800_000 + b'"}],"stream":true}'

@@ -1,1 +1,4 @@
-"""The battery of faults: real processes under every fault that Handrail promises to bear. ``python -m tests.faults``."""
+"""The battery of faults, run with ``python -m tests.faults``.
+
+It puts real processes under every fault that Handrail promises to withstand.
+"""

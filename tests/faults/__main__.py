@@ -1,6 +1,7 @@
-"""Put Handrail's real processes under every fault that they promise to bear, and print what was expected and what came.
+"""Put Handrail's real processes under every fault that they promise to withstand.
 
-One row a trial. Exit code 1 where one is not as expected. The short form takes 15 minutes at most, ``--long`` an hour and a half.
+Prints one row for each trial: what was expected and what happened. The exit code is 1 when a trial is not as expected.
+The short form takes 15 minutes at most, ``--long`` an hour and a half.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ WIDTH = 158
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when every trial is as expected, else 1."""
+    """Return 0 when every trial is as expected, else 1."""
     parser = argparse.ArgumentParser(prog="make test-faults", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one object a trial on standard output")
     parser.add_argument("--long", action="store_true", help="the long form: an hour and a half")

@@ -1,4 +1,7 @@
-"""Which trials there are, and how they run: each in a process of its own, with a deadline, and with nothing left behind."""
+"""List the trials and run each in a process of its own.
+
+Each trial has a deadline, and the battery leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +42,19 @@ GROUPS: Final = {
 
 MODULES: Final = ("descriptors", "disks", "kills", "clocks", "networks", "overload", "outages", "spoiled", "damage", "hostile")
 LIMIT_S: Final = {False: 900.0, True: 5400.0}
-"""A whole run in the short and in the long form: what has not begun by then is not run, what still runs is ended."""
+"""Time limit of a whole run, in s, in the short and in the long form.
+
+At the limit the battery starts no more trials and ends those that run.
+"""
 
 TOKEN: Final = "HANDRAIL_TRIAL"
-"""Variable in the environment of every process of a trial: those left behind are found by it."""
+"""Environment variable of every process of a trial; it finds those left behind."""
 
 AT_ONCE: Final = {False: 3, True: 4}
-"""Trials beside each other in the short and in the long form: most of their time they wait."""
+"""Trials that run at once in the short and in the long form.
+
+Trials mostly wait.
+"""
 
 _ROOT: Final = Path(__file__).parents[2]
 _GRACE_S: Final = 10.0
@@ -53,7 +62,10 @@ _GRACE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One trial that has ended. ``not_run``: why it could not run here, else empty."""
+    """The result of one trial.
+
+    ``not_run``: why it could not run here, else empty.
+    """
 
     trial: Trial
     got: str
@@ -62,7 +74,7 @@ class Verdict:
     not_run: str = ""
 
     def line(self) -> dict[str, object]:
-        """For ``--json``."""
+        """Return the object for ``--json``."""
         trial = self.trial
         return {
             "trial": trial.name,
@@ -76,7 +88,10 @@ class Verdict:
 
 
 def trials() -> tuple[Trial, ...]:
-    """Every trial of every module, in the order of the groups. Raises ``ValueError`` where the registry is wrong."""
+    """Return every trial of every module, in the order of the groups.
+
+    Raises ``ValueError`` when the registry is wrong.
+    """
     found: list[Trial] = []
     for name in MODULES:
         if importlib.util.find_spec(f"faults.{name}") is not None:
@@ -91,14 +106,20 @@ def trials() -> tuple[Trial, ...]:
 
 
 def chosen(every: Iterable[Trial], patterns: Sequence[str]) -> tuple[Trial, ...]:
-    """Those whose name matches a pattern, whole or by its beginning; all where there is none."""
+    """Return the trials whose name or name prefix matches a pattern.
+
+    Without a pattern all trials are returned.
+    """
     if not patterns:
         return tuple(every)
     return tuple(t for t in every if any(fnmatchcase(t.name, p) or t.name.startswith(p) for p in patterns))
 
 
 def must_run() -> bool:
-    """Whether a trial that cannot run here is a fault: in CI, and where root could install what is missing."""
+    """Tell whether a trial that cannot run here counts as a failure.
+
+    It does in CI, and where root could install what is missing.
+    """
     return os.environ.get("CI") == "true" or (os.getuid() == 0 and Path("/etc/debian_version").exists())
 
 
@@ -115,7 +136,10 @@ def run_here(trial: Trial, context: Context) -> Got:
 
 
 def child(name: str, result: Path, folder: Path, seed: int, long: bool, seconds: float) -> int:
-    """What the process of one trial does: run it and write its verdict to ``result``."""
+    """Run one trial in this process and write its verdict to ``result``.
+
+    This is the whole work of a trial's process.
+    """
     signal.signal(signal.SIGTERM, _end)
     logging.disable(logging.CRITICAL)
     trial = next(t for t in trials() if t.name == name)
@@ -141,7 +165,10 @@ def _end(number: int, frame: object) -> None:
 
 
 class Runner:
-    """Runs trials; ``report`` gets each verdict as its trial ends. ``keep``: a folder that keeps the trials' files."""
+    """Runs trials; ``report`` gets each verdict as its trial ends.
+
+    ``keep``: a folder that keeps the files of the trials.
+    """
 
     def __init__(self, seed: int, long: bool, report: Callable[[Verdict], None], keep: Path | None = None) -> None:
         self._seed = seed
@@ -151,7 +178,7 @@ class Runner:
         self._over_s = time.monotonic() + LIMIT_S[long]
 
     async def run(self, wanted: Sequence[Trial]) -> list[Verdict]:
-        """One after another those that want to be alone, then the others beside each other."""
+        """Run the trials that must be alone one by one, then the others in parallel."""
         alone = [trial for trial in wanted if not trial.beside]
         verdicts = [await self._one(trial) for trial in alone]
         waiting = [trial for trial in wanted if trial.beside]
@@ -212,7 +239,10 @@ class Runner:
 
 
 def end_all(token: str) -> list[str]:
-    """Kill every process with this token in its environment, by pid; their command lines."""
+    """Kill every process with this token in its environment, by pid.
+
+    Returns their command lines.
+    """
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,7 @@
-"""Steps of the wall clock while a process runs: libfaketime under its calls; the monotonic clock goes on as it is."""
+"""Step the wall clock while a process runs.
+
+libfaketime intercepts its calls; the monotonic clock runs on unchanged.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,10 @@ async def _of_sidecar(context: Context, seconds: int) -> Got:
 
 
 def _durations(store: Path, traffic: Traffic) -> tuple[int, float, float]:
-    """How many rows have a duration that their client cannot have seen, the median of all, and how far their starts are apart."""
+    """Return how many rows have a duration that their client cannot have seen.
+
+    Also returns the median duration and the spread of the starts, in s.
+    """
     seen = {answer.request_id: answer.seconds for answer in traffic.answers}
     rows = StoreReader(store).requests(RequestFilter(limit=10_000))
     durations = [(row.duration_ns / 1e9, seen.get(row.client_request_id or "", 0.0)) for row in rows]

@@ -1,7 +1,8 @@
-"""Connections that say nothing, thousands of them, while good senders export to the same collector.
+"""Open thousands of silent connections to a collector.
 
-As a program it is the flood alone: ``python tests/faults/connections.py JSON`` with the arguments of ``silent_flood``, until its
-input ends. ``silence.py`` has a collector and good senders beside it.
+Good senders export to the same collector meanwhile (``silence.py`` has them and the collector).
+As a program this is the flood alone: ``python tests/faults/connections.py JSON`` with the arguments of ``silent_flood``. It
+ends with its input.
 """
 
 from __future__ import annotations
@@ -20,20 +21,25 @@ from typing import Any, Final
 from handrail.runtime.descriptors import raise_limit
 
 SILENT: Final = "127.0.0.66"
-"""Where they come from, unless said otherwise: not where good senders do."""
+"""Default source address of the flood; good senders use another one."""
 
 AGAIN_S: Final = 5.0
 CONNECT_S: Final = 60.0
 DAY_S: Final = 86400.0
 STEPS_BACK: Final = 10
-"""The flood's process is this much nicer than the collector: a real sender of floods has a processor of its own."""
+"""Niceness of the flood's process above the collector.
+
+A real sender of floods has its own processor.
+"""
 
 
 @dataclass(slots=True)
 class Flood:
-    """What became of them. ``held``: connected now; ``refused``: reset before the handshake, or at once.
+    """The counts of silent connections.
 
-    ``faults``: those that gave up, which is a bug here.
+    ``held``: connected now.
+    ``refused``: reset before the handshake, or at once.
+    ``faults``: connections that gave up, which is a bug here.
     """
 
     wanted: int
@@ -58,11 +64,13 @@ async def silent_flood(
     again_s: float = AGAIN_S,
     stop: asyncio.Event | None = None,
 ) -> dict[str, Any]:
-    """Keep ``count`` connections from ``source`` open for so long, that say nothing; what became of them, as ``Flood``'s fields.
+    """Keep ``count`` silent connections from ``source`` open for the given time.
 
-    They are spread over ``listeners``. ``tls_share`` of them (0 to 1) finish a TLS handshake and then say nothing; the others
-    not even that. Who is refused or cut tries again ``again_s`` later. ``stop`` ends it early. Needs ``count`` descriptors in
-    this process; better one of its own: ``flooding``.
+    Returns the counts as ``Flood``'s fields.
+    The connections are spread over ``listeners``. A share ``tls_share`` (0 to 1) finishes a TLS handshake and then is silent;
+    the others do not even do that.
+    A refused or cut connection is tried again ``again_s`` later. ``stop`` ends the flood early.
+    Needs ``count`` descriptors in this process; prefer an own process: ``flooding``.
     """
     flood = Flood(wanted=count)
     began_s, context = time.monotonic(), _trusting()
@@ -87,7 +95,7 @@ async def silent_flood(
 
 
 class _Silent(asyncio.Protocol):
-    """Says nothing; ``lost`` is done when the other side has had enough."""
+    """A silent connection; ``lost`` is done when the other side closes it."""
 
     def __init__(self) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -116,7 +124,7 @@ async def _keep_silent(
                 await silent.lost
             finally:
                 flood.held -= 1
-            # A reset that follows the connection at once is a refusal: TCP connects before a server may say no.
+            # A reset right after the connection is a refusal: TCP connects before a server can refuse.
             if loop.time() - began_s < 1.0:
                 flood.refused += 1
             else:
@@ -140,7 +148,10 @@ def _trusting() -> ssl.SSLContext:
 async def flooding(
     listeners: Sequence[tuple[str, int]], count: int, tls_share: float, *, source: str = SILENT, again_s: float = AGAIN_S
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """``silent_flood`` in a process of its own while this is entered; ``result_of`` ends it with what became of it."""
+    """Run ``silent_flood`` in a process of its own while the context is entered.
+
+    ``result_of`` ends it and returns its counts.
+    """
     arguments = {"listeners": list(listeners), "count": count, "tls_share": tls_share, "source": source, "again_s": again_s}
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(sys.executable, __file__, json.dumps(arguments), stdin=pipe, stdout=pipe)
@@ -153,9 +164,9 @@ async def flooding(
 
 
 async def result_of(child: asyncio.subprocess.Process) -> dict[str, Any]:
-    """End a flood; what became of it."""
+    """End a flood and return its counts."""
     assert child.stdin is not None
-    child.stdin.close()  # which ends it
+    child.stdin.close()  # closing its input ends it
     out, _ = await child.communicate()
     found: dict[str, Any] = json.loads(out)
     return found

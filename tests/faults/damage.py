@@ -1,7 +1,8 @@
-"""Damage of the files of a store, a journal and a spool at chosen and at random bytes, many times, in memory and on disk.
+"""Damage the files of a store, a journal and a spool many times.
 
-After each: a start goes on or is refused with a clear message; what is read was written, or the question is refused; what is lost
-is counted and said; undamaged neighbours are read; and no file goes that was not proven replaced.
+The damage is at chosen and at random bytes, in memory and on disk.
+After each damage: a start succeeds or is refused with a clear message; what is read was written, or the query is refused; every
+loss is counted and reported; undamaged neighbours are read; and no file is deleted unless its replacement is proven.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ Spoil = Callable[[bytes, random.Random], bytes]
 
 
 class BrokenPromiseError(Exception):
-    """Something that must hold after any damage does not."""
+    """A promise that must hold after any damage does not hold."""
 
 
 def held(condition: object, what: str) -> None:
-    """Raises ``BrokenPromiseError`` where it is not so."""
+    """Raise ``BrokenPromiseError`` when the condition is false."""
     if not condition:
         raise BrokenPromiseError(what)
 
@@ -50,43 +51,43 @@ def held(condition: object, what: str) -> None:
 
 
 def turned_bit(data: bytes, rng: random.Random) -> bytes:
-    """One bit anywhere."""
+    """Flip one random bit."""
     return _xor(data, rng.randrange(len(data)), 1 << rng.randrange(8))
 
 
 def turned_at_ends(data: bytes, rng: random.Random) -> bytes:
-    """One bit of the first or last 64 bytes: magic, lengths, checksums, footer."""
+    """Flip one bit of the first or last 64 bytes: magic, lengths, checksums, footer."""
     at = rng.randrange(min(64, len(data)))
     return _xor(data, at if rng.random() < 0.5 else len(data) - 1 - at, 1 << rng.randrange(8))
 
 
 def other_bytes(data: bytes, rng: random.Random) -> bytes:
-    """A block of random bytes in another's place."""
+    """Overwrite a block with random bytes."""
     start = rng.randrange(len(data))
     block = rng.randbytes(rng.choice((1, 4, 32, 512)))[: len(data) - start]
     return data[:start] + block + data[start + len(block) :]
 
 
 def zeros(data: bytes, rng: random.Random) -> bytes:
-    """A block that never reached the disk."""
+    """Zero a block, as if it had never reached the disk."""
     start = rng.randrange(len(data))
     size = min(len(data) - start, rng.choice((1, 28, 512, 4096)))
     return data[:start] + bytes(size) + data[start + size :]
 
 
 def cut(data: bytes, rng: random.Random) -> bytes:
-    """The end is gone."""
+    """Cut off the end."""
     return data[: rng.randrange(len(data))]
 
 
 def longer(data: bytes, rng: random.Random) -> bytes:
-    """Bytes behind the end: garbage, or a piece of the file itself."""
+    """Append bytes: garbage, or a piece of the file itself."""
     start = rng.randrange(len(data))
     return data + rng.choice((rng.randbytes(40), data[start : start + 600], b"\0" * 512))
 
 
 def without_piece(data: bytes, rng: random.Random) -> bytes:
-    """A piece in the middle is gone, and what follows moved up."""
+    """Remove a piece from the middle; the rest moves up."""
     start = rng.randrange(len(data))
     return data[:start] + data[start + rng.choice((1, 7, 100, 4096)) :]
 
@@ -94,7 +95,7 @@ def without_piece(data: bytes, rng: random.Random) -> bytes:
 ANYWHERE: Final[Mapping[str, Spoil]] = {
     each.__name__: each for each in (turned_bit, turned_at_ends, other_bytes, zeros, cut, longer, without_piece)
 }
-"""At random bytes of any file."""
+"""Damages at random bytes of any file."""
 
 
 def _xor(data: bytes, at: int, mask: int) -> bytes:
@@ -115,7 +116,7 @@ _FIELDS: Final = {
 
 
 def header(field: str) -> Spoil:
-    """Another value in a field of a record's header, at any record."""
+    """Change a field of a record's header, at any record."""
     at, size = _FIELDS[field]
 
     def spoil(data: bytes, rng: random.Random) -> bytes:
@@ -127,7 +128,7 @@ def header(field: str) -> Spoil:
 
 
 def two_swapped(data: bytes, rng: random.Random) -> bytes:
-    """Two whole records in each other's place: each is good by itself, and not there."""
+    """Swap two whole records: each is valid by itself, but in the wrong place."""
     starts = [*_records(data), len(data)]
     if len(starts) < 4:
         return turned_bit(data, rng)
@@ -152,7 +153,10 @@ SEGMENTS: Final[Mapping[str, Spoil]] = {
 
 
 class _Segments:
-    """A log of 60 records in several segments, in memory; a damage is done to a copy."""
+    """A log of 60 records in several segments, in memory.
+
+    Each damage is done to a copy.
+    """
 
     def __init__(self) -> None:
         self._limits = LogLimits(max_bytes=1 << 20, segment_bytes=4096, max_record_bytes=2048)
@@ -186,7 +190,7 @@ class _Segments:
         size = len(before)
         held(all(first <= offset < first + size for offset in lost), "records of another segment are lost")
         statement = log.damaged_bytes + log.recovery.torn_bytes
-        # A last segment cut between two records is what a crash before the next one leaves: nothing can tell them apart.
+        # A last segment that is cut between two records looks like a crash before the next record.
         untold = name == max(self.files) and before.startswith(spoilt) and len(spoilt) in _records(before)
         held(not lost or statement or untold, "records are lost and nothing says so")
         held(spoilt == before or lost or statement or len(spoilt) > size or untold, "a damage was not noticed")
@@ -200,7 +204,7 @@ class _Segments:
 
 
 def segments(ctx: Context) -> Got:
-    """Journal and spool are one kind of log."""
+    """Try damages of segments; journal and spool are the same kind of log."""
     made = _Segments()
     names = sorted(made.files)
     last = names[-1]
@@ -214,7 +218,10 @@ def segments(ctx: Context) -> Got:
 
 
 def acknowledged(ctx: Context) -> Got:
-    """The spool's offset of what was acknowledged: what is not surely acknowledged is sent again."""
+    """Try damages of the spool's offset of acknowledged records.
+
+    The sidecar sends again what is not surely acknowledged.
+    """
 
     def cases(rng: random.Random) -> tuple[str, Callable[[], str]]:
         how = rng.choice(sorted(ANYWHERE))
@@ -257,7 +264,10 @@ def _try_acknowledged(how: Spoil, rng: random.Random) -> str:
 
 
 class _Store:
-    """A store of four publishes with requests and spans in folders on disk; a damage is done to a copy."""
+    """A store of four publishes with requests and spans, in folders on disk.
+
+    Each damage is done to a copy.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.whole = folder / "whole"
@@ -266,7 +276,7 @@ class _Store:
         publisher.open()
         for index, (first, end) in enumerate(pairwise((0, 100, 200, 300, 400))):
             spans = [replace(span, offset=first + 1) for span in SPANS[index * 3 : index * 3 + 3]]
-            low = first if index < 2 else 100  # a start reads again what later publishes hold
+            low = first if index < 2 else 100  # a start reads the later publishes again
             publisher.publish(first, end, low, spans, ROWS[index * 3 : index * 3 + 3])
         publisher.close()
         self.files = files_of(ManifestReader(self.whole).publishes(), Table.REQUESTS)
@@ -274,7 +284,7 @@ class _Store:
         self.names = _below(self.whole)
 
     def spoilt(self, below: str, how: Spoil, rng: random.Random) -> Path:
-        """A copy of it with one file damaged."""
+        """Return a copy of the store with one damaged file."""
         shutil.rmtree(self._copy, ignore_errors=True)
         shutil.copytree(self.whole, self._copy)
         path = self._copy / below
@@ -282,7 +292,7 @@ class _Store:
         return self._copy
 
     def try_parquet(self, file: StoredFile, how: Spoil, rng: random.Random) -> str:
-        """One data file damaged: a start, a pass of upkeep, questions."""
+        """Damage one data file, then try a start, a maintenance pass and queries."""
         root = self.spoilt(file.path, how, rng)
         readable = (root / file.path).read_bytes() == (self.whole / file.path).read_bytes()
         publisher = StorePublisher(root, now_unix_ns=lambda: LATER)
@@ -305,7 +315,10 @@ class _Store:
         return _requested(root, readable)
 
     def try_manifest(self, how: Spoil, rng: random.Random) -> str:
-        """The manifest damaged: a start goes on with every row or is refused; readers too."""
+        """Damage the manifest, then try a start and readers.
+
+        The start succeeds with every row or is refused.
+        """
         root = self.spoilt(MANIFEST, how, rng)
         before = (root / MANIFEST).read_bytes()
         _questioned(root)
@@ -321,7 +334,7 @@ class _Store:
             publisher.close()
         left = _below(root)
         lost = self.names - left - {name for name in self.names if f"{name}.unlisted" in left}
-        # What a crash before the last line leaves cannot be told from a last line that is gone (decision 0007).
+        # A crash before the last line looks like a removed last line (decision 0007).
         last = {file.path for file in (self.files[-1], self.spans[-1])}
         held(lost <= last, f"a start removes {sorted(lost - last)}")
         held(
@@ -331,7 +344,10 @@ class _Store:
 
 
 def _last_line_is_torn(found: bytes, whole: bytes) -> bool:
-    """What is left is the manifest before its last line, and a torn piece or nothing."""
+    """Tell whether the rest is the manifest without its last line.
+
+    A torn piece of that line, or nothing, may follow.
+    """
     kept = whole[: whole[:-1].rfind(b"\n") + 1]
     rest = found[len(kept) :]
     return found.startswith(kept) and (b"\n" not in rest[:-1] or b"\0" in rest) and (not rest.endswith(b"\n") or b"\0" in rest)
@@ -357,7 +373,10 @@ def _questioned(root: Path) -> str:
 
 
 def _requested(root: Path, readable: bool) -> str:
-    """DuckDB looks at no checksums (decision 0007): of an unreadable file it may answer, with what was not damaged the same."""
+    """Query the store and tell whether the answer is allowed.
+
+    DuckDB checks no checksums (decision 0007): it may answer from a damaged file, if the undamaged part is the same.
+    """
     reader = StoreReader(root, threads=1)
     try:
         rows = reader.requests(EVERYTHING)
@@ -373,7 +392,7 @@ def _requested(root: Path, readable: bool) -> str:
 
 
 def parquet(ctx: Context) -> Got:
-    """Data files."""
+    """Try damages of data files."""
     made = _Store(ctx.folder)
 
     def cases(rng: random.Random) -> tuple[str, Callable[[], str]]:
@@ -385,20 +404,20 @@ def parquet(ctx: Context) -> Got:
 
 
 def lines_lost(data: bytes, rng: random.Random) -> bytes:
-    """One line is gone, whole."""
+    """Remove one whole line."""
     lines = data.splitlines(keepends=True)
     del lines[rng.randrange(len(lines))]
     return b"".join(lines)
 
 
 def last_line_turned(data: bytes, rng: random.Random) -> bytes:
-    """One bit of the last line."""
+    """Flip one bit of the last line."""
     start = data[:-1].rfind(b"\n") + 1
     return _xor(data, rng.randrange(start, len(data)), 1 << rng.randrange(8))
 
 
 def lines_swapped(data: bytes, rng: random.Random) -> bytes:
-    """Two lines in each other's place."""
+    """Swap two lines."""
     lines = data.splitlines(keepends=True)
     at = rng.randrange(len(lines) - 1)
     lines[at], lines[at + 1] = lines[at + 1], lines[at]
@@ -412,7 +431,7 @@ MANIFESTS: Final[Mapping[str, Spoil]] = {
 
 
 def manifest(ctx: Context) -> Got:
-    """The list of what the store holds."""
+    """Try damages of the manifest, which lists what the store holds."""
     made = _Store(ctx.folder)
 
     def cases(rng: random.Random) -> tuple[str, Callable[[], str]]:
@@ -423,14 +442,17 @@ def manifest(ctx: Context) -> Got:
 
 
 LEAST_PART: Final = 10
-"""On a busy machine the time is over before all damages are tried; fewer than a tenth of them are no trial."""
+"""A valid trial tries at least one in this many of its damages.
+
+On a busy machine the time ends before all damages are tried.
+"""
 
 
 # --- trials ---------------------------------------------------------------------------------------------------------------
 
 
 def _many(ctx: Context, what: str, cases: Callable[[random.Random], tuple[str, Callable[[], str]]], most: int) -> Got:
-    """Up to ``most`` damages, each by a seed of its own; what came of them, counted."""
+    """Try up to ``most`` damages, each with its own seed, and count the outcomes."""
     rng = ctx.random()
     outcomes: Counter[str] = Counter()
     failures: Counter[str] = Counter()
@@ -451,8 +473,8 @@ def _many(ctx: Context, what: str, cases: Callable[[random.Random], tuple[str, C
     return f"{done} damaged {what}: {output}; 0 failures", done >= most // LEAST_PART
 
 
-class _quiet:  # noqa: N801 - a context, as a word
-    """The product says each damage in its log; here thousands are made."""
+class _quiet:  # noqa: N801 - a context manager named like a word
+    """Silence the product's log: it reports each damage, and here are thousands."""
 
     def __enter__(self) -> None:
         self._before = logging.root.manager.disable

@@ -1,4 +1,7 @@
-"""Silent connections beside good senders, and more streams than a process has descriptors for."""
+"""Exhaust descriptors by silent connections and by too many streams.
+
+Good senders run beside the silent connections.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,17 @@ _USUAL = 1024
 
 
 def _needs(descriptors: int) -> None:
-    """Raises ``NotRunError`` where this machine's hard limit is lower."""
+    """Raise ``NotRunError`` when this machine's hard limit is lower."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < descriptors:
         raise NotRunError(f"the hard limit of descriptors is {hard}, the trial needs {descriptors}: ulimit -Hn {descriptors}")
 
 
 async def _silent(context: Context, descriptors: int | None) -> Got:
-    """``descriptors``: limit of the collector, soft and hard; None: this machine's."""
+    """Flood a collector with silent connections.
+
+    ``descriptors``: the collector's limit, soft and hard; None: this machine's.
+    """
     _needs(_SILENT + 1000)
     seconds = context.scale(25.0, 600.0 if descriptors is None else 300.0)
     found = await beside_silence(context.folder, seconds, count=_SILENT, tls_share=0.5, descriptors=descriptors)
@@ -38,7 +44,10 @@ async def _silent(context: Context, descriptors: int | None) -> Got:
 
 
 async def _streams(context: Context, hard: int, whole: int | None) -> Got:
-    """``whole``: how many have to be; None: those that were taken, the others refused in so many words."""
+    """Open more streams than a sidecar has descriptors for.
+
+    ``whole``: how many streams have to be whole; None: all that were taken, and the others refused explicitly.
+    """
     _needs(max(hard, 2048))
     found = await many_streams(_STREAMS, _USUAL, hard)
     got = f"{found['whole']} of {found['count']} whole, {found['refused']} refused with 503 and Retry-After, "

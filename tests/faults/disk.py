@@ -1,4 +1,7 @@
-"""Disks that fill, fail, wait or cannot be written: a small file system of its own, or a library under the process's calls."""
+"""Make disks that fill, fail, wait or cannot be written.
+
+It uses a small file system, or a library that intercepts the calls of the process.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ READ_ONLY: Final = {"open": errno.EROFS, "write": errno.EROFS, "name": errno.ERO
 
 
 class FaultyDisk:
-    """The calls of processes with ``environment`` on files below ``folder`` do as the newest ``rule`` says."""
+    """Intercept the calls of processes with ``environment`` on files below ``folder``.
+
+    The newest ``rule`` decides what the calls do.
+    """
 
     def __init__(self, folder: Path, below: Path) -> None:
         if sys.platform != "linux":
@@ -40,7 +46,7 @@ class FaultyDisk:
         }
 
     def fail(self, faults: Mapping[str, int], wait_ms: int = 0) -> None:
-        """From now on; each kind of call with its errno, after so long."""
+        """From now on, fail each kind of call with its errno after ``wait_ms``."""
         new = self._rules.with_suffix(".new")
         new.write_text("".join(f"{kind} {number} {wait_ms}\n" for kind, number in faults.items()), encoding="ascii")
         new.replace(self._rules)
@@ -51,7 +57,10 @@ class FaultyDisk:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A tmpfs of ``size`` (``24m``). Raises ``NotRunError`` where none can be mounted."""
+    """Mount a tmpfs of ``size`` (``24m``).
+
+    Raises ``NotRunError`` when none can be mounted.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "handrail-faults", str(folder)], capture_output=True)
     if done.returncode:
@@ -64,7 +73,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 def fill(folder: Path, leave_bytes: int = 0) -> Path:
-    """A file that takes all the room that is left but so much."""
+    """Write a file that leaves only so much room on the disk."""
     ballast = folder / "ballast"
     with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
@@ -76,13 +85,13 @@ def fill(folder: Path, leave_bytes: int = 0) -> Path:
 
 
 def room(folder: Path) -> int:
-    """Bytes that are free."""
+    """Return the free bytes."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_bsize
 
 
 def remount(folder: Path, options: str) -> None:
-    """Raises ``NotRunError``."""
+    """Remount the disk. Raises ``NotRunError``."""
     done = subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], capture_output=True)
     if done.returncode:
         raise NotRunError(done.stderr.decode(errors="replace").strip())

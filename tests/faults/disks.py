@@ -1,4 +1,7 @@
-"""A full, slow, read-only, failing or deleted disk under the collector's data and under the sidecar's spool."""
+"""Break the disk under the collector's data and under the sidecar's spool.
+
+The disk is full, slow, read-only, failing or deleted.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ async def _data_full(context: Context) -> Got:
 
 
 async def _data_faulty(context: Context, faults: dict[str, int], wait_ms: int = 0, *, slow: bool = False) -> Got:
-    """A fault of calls on the data's folder. ``slow``: nothing fails."""
+    """Fail the calls on the data's folder; with ``slow`` they only wait."""
     seconds, data = context.scale(6.0, 60.0), context.folder / "data"
     disk = FaultyDisk(context.folder, data)
     with collector(context.folder, env=disk.environment) as running:
@@ -55,7 +58,7 @@ async def _data_faulty(context: Context, faults: dict[str, int], wait_ms: int = 
         worst = max(going.load.latencies_s)
     output = "started again because /readyz asked for it" if running.starts > 1 and borne.ended is None else "not started again"
     got = f"{output}; slowest acknowledgement {worst:.1f} s; {borne.text()}; {running.tracebacks()} tracebacks"
-    # a journal that cannot be read ends the process, with the traceback of the pipeline's end
+    # a journal that cannot be read ends the process with the traceback of the pipeline
     ok = borne.kept.whole and running.tracebacks() <= (borne.ended is not None)
     return got, ok and (borne.during > 0 and running.starts == 1 if slow else borne.ended != 0)
 
@@ -70,7 +73,7 @@ async def _starts_read_only(context: Context) -> Got:
 
 
 async def _data_gone(context: Context, replaced: bool) -> Got:
-    """The folder is removed, or moved away with an empty one in its place; the load goes on."""
+    """Remove the data folder, or replace it by an empty one, under load."""
     data, away = context.folder / "data", context.folder / "away"
     with collector(context.folder) as running:
         async with loaded(running, context) as going:
@@ -116,9 +119,11 @@ async def _spool(
     slow: bool = False,
     recovers: bool = False,
 ) -> Got:
-    """Streams before, during and after a fault of the spool: every stream whole, every request a row, the fault on /metrics.
+    """Break the spool while streams run before, during and after the fault.
 
-    ``slow``: nothing fails. ``recovers``: while the fault lasts, so that /readyz need not show it any more.
+    Every stream is whole, every request has a row, and the fault is on /metrics.
+    ``slow``: nothing fails.
+    ``recovers``: the sidecar recovers while the fault lasts, so /readyz need not show it any more.
     """
     seconds, data = context.scale(6.0, 60.0), context.folder / "data"
     with collector(context.folder) as store:

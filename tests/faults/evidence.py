@@ -1,4 +1,7 @@
-"""What most trials do: a collector under a load, a fault, the fault's end, and a look at what of the load is in the store."""
+"""Run the common part of most trials: a collector under load, and a fault.
+
+At the end it compares the load with what is in the store.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ class Loaded:
     context: Context
 
     async def goes_on(self, spans: int = 1, timeout_s: float = 60.0) -> float:
-        """Seconds until so many more spans are acknowledged. Raises ``TimeoutError``, or what ended the load."""
+        """Return the seconds until ``spans`` more spans are acknowledged.
+
+        Raises ``TimeoutError``, or what ended the load.
+        """
         began_s, before = time.monotonic(), len(self.load.acknowledged)
 
         def more() -> bool:
@@ -42,13 +48,13 @@ class Loaded:
         return time.monotonic() - began_s
 
     async def acknowledged_during(self, seconds: float) -> int:
-        """How many spans were acknowledged in so long."""
+        """Return how many spans are acknowledged in the given seconds."""
         before = len(self.load.acknowledged)
         await pause(seconds)
         return len(self.load.acknowledged) - before
 
     async def settle(self, data: Path) -> Stored:
-        """End the load, wait until all of it is in the store, end the collector, and compare."""
+        """End the load, wait until all of it is stored, end the collector, and compare."""
         self.load.stopping = True
         await asyncio.wait_for(self.sending, self.context.left_s())
         with contextlib.suppress(TimeoutError):
@@ -61,7 +67,7 @@ class Loaded:
 async def loaded(
     collector: Running, context: Context, *, batch: int = _BATCH, pause_s: float = _PAUSE_S
 ) -> AsyncIterator[Loaded]:
-    """Start the collector and a load; it works when this is entered."""
+    """Start a collector and a load; both work when the context is entered."""
     await collector.start()
     load = Load(f"http://{collector.addresses['otlp_http']}", batch=batch, pause_s=pause_s, timeout_s=3.0)
     async with loading(load) as sending:
@@ -72,11 +78,11 @@ async def loaded(
 
 @dataclass(frozen=True, slots=True)
 class Borne:
-    """How a collector bore a fault."""
+    """How a collector withstood a fault."""
 
-    during: int  # spans acknowledged while it lasted
-    again_s: float  # until the next one was, after it
-    ended: int | None  # the status with which it ended by itself
+    during: int  # spans acknowledged during the fault
+    again_s: float  # seconds from its end to the next acknowledged span
+    ended: int | None  # exit status, if the collector ended by itself
     kept: Stored
 
     def text(self) -> str:
@@ -93,7 +99,10 @@ async def bear(
     look: Callable[[], Awaitable[None]] | None = None,
     restart: Callable[[], Awaitable[bool]] | None = None,
 ) -> Borne:
-    """Let a fault begin and end. ``look``: towards its end. ``restart``: whether a collector that still runs needs it."""
+    """Let a fault begin and end.
+
+    ``look`` runs towards its end. ``restart`` tells whether a collector that still runs needs a restart.
+    """
     begin()
     try:
         during = await going.acknowledged_during(seconds)

@@ -1,8 +1,10 @@
-"""Hostile input for every reader, by seed: mutated recordings, with what must hold for each; the trials of it.
+"""Feed seeded hostile input to every reader: mutated recordings, as trials.
 
-Each reader runs in a process of its own: a crash, a hang or memory without bound in native code is then seen too. The input that
-is being read lies in a mapped file, so that it is known afterwards. Inputs that failed are kept under ``tests/data/hostile``
-(``--keep``), with those that showed new behaviour; ``tests/test_hostile.py`` replays them.
+For each input it checks what must hold.
+Each reader runs in a process of its own, so that a crash, a hang or unbounded memory in native code is detected. The current
+input lies in a mapped file, so that it is known afterwards.
+Failed inputs are kept under ``tests/data/hostile`` (``--keep``), with those that showed new behaviour.
+``tests/test_hostile.py`` replays them.
 """
 
 from __future__ import annotations
@@ -40,20 +42,29 @@ CORPUS: Final = TESTS / "data" / "hostile"
 CPU_S: Final = 60.0
 LONG_CPU_S: Final = 600.0
 SHARES: Final = {"otlp_tap": 0.5, "otlp_collector": 0.5, "http": 0.7, "proxy_socket": 0.3}
-"""Parts of a minute where two of them read the same; the proxy's is five minutes of waiting for sockets a minute of work."""
+"""Parts of a CPU minute for two readers of the same kind of input.
+
+A minute of work takes the proxy five minutes of waiting for sockets.
+"""
 
 _WALL: Final = {"proxy_socket": 6.0}
 ADDRESS_BYTES: Final = 4 << 30
 GROWTH_BYTES: Final = 200 << 20
-"""What the process may have grown by at the end, over a tenth of its run."""
+"""Most bytes by which the process may have grown at the end.
+
+The start value is the one after a tenth of its run.
+"""
 
 CASE_CPU_S, CASE_CPU_PER_BYTE_S = 2.0, 50e-6
 MEASURED_EVERY: Final = 64
 PEAK_BYTES, PEAK_TIMES = 24 << 20, 40
-"""Of one case: what it may take at most, as a constant and as a multiple of the input."""
+"""Most bytes that one case may take: a constant, and a multiple of the input."""
 
 KEPT_BYTES, KEPT_AFTER = 4096, 1000
-"""New behaviour is kept where it is rarer than the first inputs show, and small."""
+"""New behaviour is kept when it is small and rare.
+
+Rare means: rarer than the first inputs show.
+"""
 
 MOST_POOL: Final = 600
 MOST_FAILURES: Final = 20
@@ -62,22 +73,22 @@ _NUMBERS: Final = re.compile(r"\d+")
 
 @dataclass(slots=True)
 class Report:
-    """What came of one run."""
+    """The result of one run."""
 
     reader: str
     seed: int
     cases: int = 0
-    outcomes: int = 0  # kinds of them
+    outcomes: int = 0  # kinds of outcomes
     good: int = 0  # how often good input was compared
     cpu_s: float = 0.0
     slowest_s: float = 0.0
     peak_bytes: int = 0  # of one measured case
     grown_bytes: int = 0
-    failures: dict[str, int] = field(default_factory=dict)  # how often, by the first of its kind
+    failures: dict[str, int] = field(default_factory=dict)  # how often, by the first failure of its kind
     kinds: dict[str, str] = field(default_factory=dict)
 
     def fail(self, what: str, where: str = "") -> None:
-        """Count a failure under the first that differs from it by numbers only."""
+        """Count a failure under the first one that differs only in numbers."""
         first = self.kinds.setdefault(_NUMBERS.sub("#", what), f"{what}{where}")
         self.failures[first] = self.failures.get(first, 0) + 1
 
@@ -95,7 +106,10 @@ def run(
     keep: Path | None = None,
     current: mmap.mmap | None = None,
 ) -> Report:
-    """Read mutated inputs for ``cpu_s`` seconds of processor time, and no longer than ``most_s`` on a busy machine."""
+    """Read mutated inputs for ``cpu_s`` seconds of processor time.
+
+    It takes at most ``most_s`` on a busy machine.
+    """
     rng = random.Random(f"{reader.name} {seed}")
     report = Report(reader.name, seed)
     with reader:
@@ -138,7 +152,7 @@ def run(
 
 
 def _case(reader: Reader, data: bytes, case_seed: int, report: Report) -> str | None:
-    """One input; None where it failed."""
+    """Read one input; return None when it failed."""
     measured = report.cases % MEASURED_EVERY == 0
     if measured:
         tracemalloc.start(1)
@@ -175,7 +189,7 @@ def _compare(reader: Reader, expected: object, report: Report) -> None:
 
 
 def _reported(error: BaseException) -> str:
-    """What failed and where, in one line."""
+    """Return what failed and where, in one line."""
     root = error.__cause__ or error
     at = next((f for f in reversed(traceback.extract_tb(root.__traceback__)) if "handrail" in f.filename), None)
     where = f" at {Path(at.filename).name}:{at.lineno}" if at is not None else ""
@@ -202,7 +216,7 @@ def _resident_bytes() -> int:
 
 
 def corpus(reader: str) -> list[tuple[str, bytes]]:
-    """Kept inputs of one reader, by file name."""
+    """Return the kept inputs of one reader, by file name."""
     return [(path.name, path.read_bytes()) for path in sorted((CORPUS / reader).glob("*")) if path.is_file()]
 
 
@@ -239,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def trial(ctx: Context, reader: str) -> Got:
-    """One reader in a process of its own, bounded by the trial's deadline."""
+    """Run one reader in a process of its own until the trial's deadline."""
     cpu_s = SHARES.get(reader, 1.0) * ctx.scale(CPU_S, LONG_CPU_S)
     current = ctx.folder / "current"
     command = (

@@ -1,4 +1,4 @@
-"""``kill -9`` and SIGSTOP with SIGCONT of each process under load."""
+"""Send ``kill -9``, and SIGSTOP with SIGCONT, to each process under load."""
 
 from __future__ import annotations
 
@@ -65,11 +65,14 @@ _MEMBERS = (
     _Member("router", "the router"),
 )
 _FLUSHED_S = 1.5
-"""After so long the evidence of a finished stream has left the sidecar: three times its flush interval."""
+"""Seconds until a sidecar has sent the evidence of a finished stream.
+
+It is three times the flush interval.
+"""
 
 
 async def _of_fleet(context: Context, member: _Member) -> Got:
-    """Stop one member and let it go on, then kill it and start it again; streams flow all the while."""
+    """Stop and continue one member, then kill and restart it, while streams flow."""
     rounds, still_s = int(context.scale(1, 6)), context.scale(3.0, 10.0)
     shape = Shape(load=None, collector_flags=QUICK, beside_flags=("--gpu-sample", "off"))
     fleet = Restartable("faults", context.folder / "fleet", shape, seed=context.seed)
@@ -103,7 +106,7 @@ async def _stop(fleet: Restartable, member: _Member, seconds: float) -> None:
 
 
 async def _kill(fleet: Restartable, member: _Member) -> float:
-    """Kill it and start it again; when it is ready."""
+    """Kill the member, start it again, and return when it is ready."""
     old = fleet[member.name]
     os.kill(old.pid, signal.SIGKILL)
     await until(lambda: old.poll() is not None, lambda: f"{member.name} does not end", 10.0)
@@ -113,7 +116,7 @@ async def _kill(fleet: Restartable, member: _Member) -> float:
 
 
 async def _works(traffic: Traffic) -> None:
-    """Until a stream that begins now is answered whole."""
+    """Wait until a new stream is answered whole."""
     began_s = time.monotonic()
     await until(lambda: any(a.whole and a.began_s > began_s for a in traffic.answers), lambda: _fails(traffic), 60.0)
 
@@ -129,7 +132,10 @@ def _names(fleet: Restartable) -> tuple[str, ...]:
 
 
 async def _rows(fleet: Restartable, store: Path, count: int) -> Counter[str]:
-    """How many rows each client id has, once all are there or nothing more comes."""
+    """Return how many rows each client id has.
+
+    It waits until all are there or nothing more comes.
+    """
     reader = StoreReader(store)
     rows: Counter[str] = Counter()
     with contextlib.suppress(TimeoutError):
@@ -144,7 +150,10 @@ async def _rows(fleet: Restartable, store: Path, count: int) -> Counter[str]:
 
 
 def _judged(traffic: Traffic, killed: list[float], rows: Counter[str], others: list[str], member: _Member, rounds: int) -> Got:
-    """A stream may end early only if a kill falls into its time; a row may be missing only where the edge was killed by then."""
+    """Judge the streams and rows.
+
+    A stream may end early only if a kill falls into its time. A row may be missing only where the edge was killed by then.
+    """
     spans = list(zip(killed[::2], killed[1::2], strict=True))
 
     def hit(began_s: float, ended_s: float) -> bool:

@@ -1,6 +1,6 @@
-"""Seeded mutations of recorded inputs: what a broken or hostile sender makes of good bytes. Pure.
+"""Mutate recorded inputs as a broken or hostile sender would, by seed.
 
-Every function takes bytes and the caller's ``random.Random``; the same seed gives the same bytes.
+Pure. Every function takes bytes and the caller's ``random.Random``; the same seed gives the same bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Final, TypeAlias
 
 MOST_BYTES: Final = 256 << 10
-"""A mutated input is cut here, so that a case stays below a few milliseconds."""
+"""Most bytes of a mutated input, so that a case takes less than a few ms."""
 
 Mutation: TypeAlias = Callable[[bytes, random.Random], bytes]
 
@@ -35,7 +35,7 @@ EDGES: Final = (
     2**64,
     10**400,
 )
-"""Integers at which a width ends."""
+"""Integers at the edges of the integer widths."""
 
 TEXTS: Final = (
     b"\x00",
@@ -68,7 +68,7 @@ _NUMBER: Final = re.compile(rb"-?\d+(?:\.\d+)?")
 
 
 def flip_bits(data: bytes, rng: random.Random) -> bytes:
-    """Turn one to eight bits."""
+    """Flip one to eight bits."""
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 8)) if out else 0):
         out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
@@ -90,7 +90,7 @@ def truncate(data: bytes, rng: random.Random) -> bytes:
 
 
 def remove(data: bytes, rng: random.Random) -> bytes:
-    """Take a piece out."""
+    """Remove a piece."""
     start, end = _span(data, rng)
     return data[:start] + data[end:]
 
@@ -115,7 +115,10 @@ def insert_random(data: bytes, rng: random.Random) -> bytes:
 
 
 def change_number(data: bytes, rng: random.Random) -> bytes:
-    """Put an integer at the edge of a width in a written number's place: a length, a time, a count."""
+    """Replace a written number by an integer at the edge of a width.
+
+    The number may be a length, a time or a count.
+    """
     found = list(_NUMBER.finditer(data))
     if not found:
         return change_varint(data, rng)
@@ -124,7 +127,10 @@ def change_number(data: bytes, rng: random.Random) -> bytes:
 
 
 def change_varint(data: bytes, rng: random.Random) -> bytes:
-    """Put a huge or overlong varint in a byte's place: a length, a tag, a number of protobuf."""
+    """Replace a byte by a huge or overlong varint.
+
+    The byte may be a protobuf length, tag or number.
+    """
     at = rng.randrange(len(data) + 1)
     huge = rng.choice(
         (
@@ -140,7 +146,7 @@ def change_varint(data: bytes, rng: random.Random) -> bytes:
 
 
 def gzipped(data: bytes, rng: random.Random) -> bytes:
-    """Compressed: whole, cut, in many members, or a bomb."""
+    """Compress the input: whole, cut, in many members, or as a bomb."""
     kind = rng.randrange(4)
     if kind == 0:
         return gzip.compress(data, 1, mtime=0)
@@ -152,12 +158,12 @@ def gzipped(data: bytes, rng: random.Random) -> bytes:
 
 
 def splice(first: bytes, second: bytes, rng: random.Random) -> bytes:
-    """The beginning of one input and the end of another."""
+    """Join the beginning of one input and the end of another."""
     return first[: rng.randrange(len(first) + 1)] + second[rng.randrange(len(second) + 1) :]
 
 
 def nested_json(data: bytes, rng: random.Random) -> bytes:
-    """Put a value of great depth in a written number's place."""
+    """Replace a written number by a deeply nested value."""
     depth = rng.choice((50, 101, 1000, 20_000))
     opening, closing = rng.choice(((b"[", b"]"), (b'{"a":', b"}")))
     deep = opening * depth + b"1" + closing * (depth if rng.random() < 0.7 else 0)
@@ -169,7 +175,7 @@ def nested_json(data: bytes, rng: random.Random) -> bytes:
 
 
 def crossed_lines(data: bytes, rng: random.Random) -> bytes:
-    """Lines in another order, some left out, some twice."""
+    """Shuffle lines; drop some and double some."""
     lines = data.splitlines(keepends=True)
     return b"".join(rng.choices(lines, k=len(lines))) if lines else data
 
@@ -187,11 +193,14 @@ COMMON: Final[tuple[Mutation, ...]] = (
     insert_random,
     change_number,
 )
-"""What any format is exposed to; the commoner ones twice."""
+"""Mutations for any format; the more common ones are listed twice."""
 
 
 def mutated(data: bytes, others: Sequence[bytes], mutations: Sequence[Mutation], rng: random.Random) -> bytes:
-    """``data`` after one to four mutations; one time in ten spliced with one of ``others``."""
+    """Return ``data`` after one to four mutations.
+
+    One time in ten it is spliced with one of ``others``.
+    """
     if rng.random() < 0.1:
         data = splice(data, rng.choice(others), rng)
     for _ in range(rng.choice((1, 1, 2, 4))):
@@ -200,7 +209,10 @@ def mutated(data: bytes, others: Sequence[bytes], mutations: Sequence[Mutation],
 
 
 def pieces(data: bytes, rng: random.Random) -> list[bytes]:
-    """``data`` as a socket delivers it: whole, cut at a few places, or byte by byte where it is short."""
+    """Return ``data`` as a socket delivers it.
+
+    It comes whole, cut at a few places, or byte by byte when short.
+    """
     kind = rng.randrange(4)
     if kind == 0 or not data:
         return [data]

@@ -1,4 +1,7 @@
-"""A network of two hosts in namespaces of their own: this process on one side, a process of Handrail's on the other."""
+"""Build a network of two hosts in namespaces.
+
+This process is on one side, a process of Handrail's on the other.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,11 @@ _CLONE_NEWNET: Final = 0x40000000
 
 
 class TwoHosts:
-    """``there``: words before a command that runs on the other host. Ends with ``close``; nothing of it outlives this process.
+    """Two hosts in network namespaces; ends with ``close``.
 
-    This process enters a network namespace of its own and stays there. Raises ``NotRunError`` where it may not.
+    ``there``: words before a command that runs on the other host.
+    This process enters a network namespace of its own and stays there. Nothing outlives this process.
+    Raises ``NotRunError`` when the process may not do this.
     """
 
     def __init__(self) -> None:
@@ -31,7 +36,7 @@ class TwoHosts:
         self._holder = subprocess.Popen(["unshare", "-n", "sleep", "100000"])
         self.there = ("nsenter", "-t", str(self._holder.pid), "-n")
         here, there = os.readlink("/proc/self/ns/net"), f"/proc/{self._holder.pid}/ns/net"
-        while os.readlink(there) == here:  # until unshare has done it
+        while os.readlink(there) == here:  # wait until unshare has done it
             if self._holder.poll() is not None:
                 raise NotRunError("no network namespace beside this one")
         _run("ip", "link", "set", "lo", "up")
@@ -46,7 +51,7 @@ class TwoHosts:
             _run(*self.there, "ip", *words)
 
     def cut(self) -> None:
-        """Packets vanish in both directions; nobody gets a word of it."""
+        """Drop the packets in both directions, without any notice to the ends."""
         _run("ip", "link", "set", "veth0", "down")
 
     def join(self) -> None:

@@ -1,4 +1,7 @@
-"""Peers that vanish without a word, and a network that loses packets: two hosts in network namespaces."""
+"""Let peers vanish silently and a network lose packets.
+
+There are two hosts in network namespaces.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def _two_hosts() -> Iterator[TwoHosts]:
 
 
 async def _senders_cut(context: Context) -> Got:
-    """The link goes down for a while under load, again and again."""
+    """Take the link down for a while under load, again and again."""
     rounds, seconds = int(context.scale(2, 8)), context.scale(6.0, 40.0)
     with _two_hosts() as hosts, collector(context.folder, *_OPEN, host=THERE, before=hosts.there) as running:
         async with loaded(running, context) as going:
@@ -46,7 +49,10 @@ async def _senders_cut(context: Context) -> Got:
 
 
 async def _loss(context: Context) -> Got:
-    """The link is down for a fifth of the time, 100 ms each: no kernel module is needed for that."""
+    """Take the link down for a fifth of the time, 100 ms each.
+
+    This needs no kernel module.
+    """
     seconds = context.scale(10.0, 120.0)
     with _two_hosts() as hosts, collector(context.folder, *_OPEN, host=THERE, before=hosts.there) as running:
         async with loaded(running, context) as going:
@@ -62,7 +68,10 @@ async def _loss(context: Context) -> Got:
 
 
 async def _half_open(context: Context) -> Got:
-    """Silent connections whose other end vanishes: the process must get its descriptors back."""
+    """Let the other end of silent connections vanish.
+
+    The process must get its descriptors back.
+    """
     with _two_hosts() as hosts, collector(context.folder, *_OPEN, host=THERE, before=hosts.there) as running:
         await running.start()
         pid = running.pid
@@ -91,7 +100,7 @@ async def _half_open(context: Context) -> Got:
 
 
 async def _collector_cut(context: Context) -> Got:
-    """The collector cannot be reached for a while and nobody says so; streams go on beside it."""
+    """Cut the collector off without a notice, while streams go on."""
     seconds, data = context.scale(15.0, 300.0), context.folder / "data"
     with _two_hosts() as hosts, collector(context.folder, *_OPEN, host=THERE, before=hosts.there) as store:
         await store.start()

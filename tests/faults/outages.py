@@ -1,4 +1,4 @@
-"""A store that cannot be written for ten minutes (scaled), and a collector that is away for as long."""
+"""Make the store unwritable, or the collector absent, for ten minutes (scaled)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.acknowledged import until, until_stored
 
 
 async def _store_down(context: Context) -> Got:
-    """Every call that writes below the store fails; the journal works."""
+    """Fail every call that writes below the store; the journal works."""
     seconds, data = context.scale(20.0, 600.0), context.folder / "data"
     disk = FaultyDisk(context.folder, data / "store")
     with collector(context.folder, env=disk.environment) as running:

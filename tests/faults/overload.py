@@ -1,4 +1,7 @@
-"""Three times as much OTLP as the collector can work off, for as long as its journal has room and longer."""
+"""Send three times as much OTLP as the collector can process.
+
+The load lasts until the journal is full and longer.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ _SENDERS = 12
 
 
 async def _overload(context: Context) -> Got:
-    """Batches that were made before are sent as fast as they are taken, against a small journal that fills."""
+    """Send prepared batches as fast as the collector takes them.
+
+    The small journal fills.
+    """
     seconds, batches, data = context.scale(12.0, 120.0), int(context.scale(10, 80)), context.folder / "data"
     with collector(context.folder, "--journal-max-bytes", "16MiB") as running:
         await running.start()

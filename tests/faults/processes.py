@@ -1,4 +1,7 @@
-"""Handrail's processes as trials start, stop, kill and ask them. Each is ended by its own pid."""
+"""Start, stop, kill and query Handrail's processes for the trials.
+
+Each is ended by its own pid.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,15 @@ QUICK: Final = (
     *("--flush-interval", "200ms", "--decision-engine-wait", "1s", "--decision-settle", "100ms"),
     *("--store-compact-after", "0s", "--store-upkeep-interval", "1s", "--store-grace", "60s"),
 )
-"""A collector that decides and publishes within a second or two."""
+"""Settings of a collector that decides and publishes within a second or two."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Running:
-    """One process that may be started again at the same addresses. ``before``: words in front of the command."""
+    """A process that can be restarted at the same addresses.
+
+    ``before``: words in front of the command.
+    """
 
     name: str
     folder: Path
@@ -56,7 +62,7 @@ class Running:
 
     @property
     def status(self) -> int | None:
-        """Its exit status; negative: the signal; None while it runs."""
+        """Return its exit status; negative: the signal; None while it runs."""
         assert self.child is not None
         return self.child.poll()
 
@@ -70,7 +76,10 @@ class Running:
         return self.child
 
     async def start(self, timeout_s: float = STARTS_S) -> None:
-        """Start it and return when it is ready. Raises ``RuntimeError`` where it ends instead, ``TimeoutError``."""
+        """Start it and return when it is ready.
+
+        Raises ``RuntimeError`` when it ends instead, ``TimeoutError`` when it takes too long.
+        """
         child = self.launch()
 
         def ready() -> bool:
@@ -86,18 +95,18 @@ class Running:
             os.kill(self.child.pid, number)
 
     async def ended(self, timeout_s: float = 60.0) -> int:
-        """Wait for its end; the status. Raises ``TimeoutError``."""
+        """Wait for its end and return the status. Raises ``TimeoutError``."""
         await until(lambda: not self.alive, lambda: f"{self.name} does not end", timeout_s)
         assert self.status is not None
         return self.status
 
     async def finish(self, timeout_s: float = 60.0) -> int:
-        """SIGTERM, and its status."""
+        """Send SIGTERM and return its status."""
         self.kill(signal.SIGTERM)
         return await self.ended(timeout_s)
 
     def end(self) -> None:
-        """At once, also where it stands still."""
+        """End it at once, even when it is stopped."""
         if self.child is not None:
             self.kill(signal.SIGKILL)
             self.child.join(10.0)
@@ -114,7 +123,7 @@ class Running:
         return self.log().count("Traceback (most recent call last)")
 
     def descriptors(self) -> int:
-        """How many it has open."""
+        """Return how many descriptors it has open."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def resident_bytes(self) -> int:
@@ -132,7 +141,10 @@ def collector(
     before: tuple[str, ...] = (),
     quick: Sequence[str] = QUICK,
 ) -> Iterator[Running]:
-    """A collector that is not started yet, at ports of its own over all its starts. ``data``: by default ``folder/data``."""
+    """Prepare a collector that keeps its ports over all its starts; do not start it.
+
+    ``data``: by default ``folder/data``.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with held_port() as otlp, held_port() as api:
         where = data if data is not None else folder / "data"
@@ -156,7 +168,10 @@ def sidecar(
     env: Mapping[str, str] | None = None,
     before: tuple[str, ...] = (),
 ) -> Iterator[Running]:
-    """An inline proxy that is not started yet, at ports of its own over all its starts."""
+    """Prepare an inline proxy that keeps its ports over all its starts.
+
+    It is not started yet.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with held_port() as proxy, held_port() as admin:
         ends = ("--listen", f"127.0.0.1:{proxy}", "--admin", f"127.0.0.1:{admin}", "--upstream", f"http://{upstream}")
@@ -178,7 +193,7 @@ def port(address: str) -> int:
 
 
 async def get(address: str, path: str, timeout_s: float = 5.0) -> tuple[int, str]:
-    """Status and text of one page; 0 and the reason where there is no answer."""
+    """Return status and text of one page; 0 and the reason without an answer."""
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
@@ -190,7 +205,10 @@ async def get(address: str, path: str, timeout_s: float = 5.0) -> tuple[int, str
 
 
 async def metrics(address: str) -> dict[str, float]:
-    """Every sample of a metrics page, summed over its labels; with labels too, as ``name{label="value"}``. Empty: no answer."""
+    """Return every sample of a metrics page, summed over its labels.
+
+    Labelled samples are there too, as ``name{label="value"}``. The result is empty without an answer.
+    """
     status, text = await get(address, "/metrics")
     found: dict[str, float] = {}
     if status != 200:
@@ -206,7 +224,7 @@ async def metrics(address: str) -> dict[str, float]:
 
 @contextlib.asynccontextmanager
 async def standing_still(*running: Running) -> AsyncIterator[None]:
-    """SIGSTOP, and SIGCONT at the end."""
+    """Send SIGSTOP, and SIGCONT at the end."""
     for each in running:
         each.kill(signal.SIGSTOP)
     try:
@@ -217,5 +235,5 @@ async def standing_still(*running: Running) -> AsyncIterator[None]:
 
 
 async def pause(seconds: float) -> None:
-    """A fault lasts so long; nothing is waited for."""
+    """Let a fault last for the given time; wait for nothing else."""
     await asyncio.sleep(seconds)

@@ -1,7 +1,9 @@
-"""The readers of what others send, each driven by one hostile input at a time, with what must hold for every input.
+"""Drive every reader of foreign input by one hostile input at a time.
 
-A reader is a context manager. ``read`` returns the kind of its outcome, a few words; whatever it raises is a fault of the
-product. ``good`` gives recorded input to the same object and returns what came of it: the same at any time.
+It checks what must hold for every input.
+A reader is a context manager.
+``read`` returns the kind of its outcome, a few words. Whatever it raises is a fault of the product.
+``good`` gives recorded input to the same object and returns the result, which is always the same.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ BODY_BYTES: Final = 4 << 20
 
 
 class Reader(Protocol):
-    """See the module."""
+    """A reader under test; the module describes it."""
 
     @property
     def name(self) -> str: ...
@@ -83,7 +85,7 @@ class Reader(Protocol):
 
     @property
     def every(self) -> int:
-        """Good input is given after so many hostile ones."""
+        """After how many hostile inputs a good one is given."""
 
     def __enter__(self) -> Reader: ...
 
@@ -97,11 +99,11 @@ class Reader(Protocol):
 
 
 class PropertyError(Exception):
-    """Something that must hold for every input does not."""
+    """A property that must hold for every input does not."""
 
 
 def held(condition: object, what: str) -> None:
-    """Raises ``PropertyError`` where it is not so."""
+    """Raise ``PropertyError`` when the condition is false."""
     if not condition:
         raise PropertyError(what)
 
@@ -136,7 +138,10 @@ _ENCODINGS: Final = ("", "gzip", "deflate", "br")
 
 
 def _export(signal: Signal, body: bytes, *, as_json: bool = False, encoding: int = 0) -> bytes:
-    """One export request as a case: what stands in the HTTP head, as one byte, and the body."""
+    """Pack one export request as a case.
+
+    One byte holds the HTTP head, the body follows.
+    """
     return bytes([_SIGNALS.index(signal) | as_json << 2 | encoding << 3]) + body
 
 
@@ -155,7 +160,7 @@ def _json_exports() -> Iterator[tuple[Signal, bytes]]:
 
 
 def nested_value(data: bytes, rng: random.Random) -> bytes:
-    """A deep ``AnyValue`` behind a message, as an attribute of a resource."""
+    """Put a deep ``AnyValue`` behind a message, as an attribute of a resource."""
     depth = rng.choice((10, 60, 99, 101, 300))
     value = b"\x18\x01"
     for _ in range(depth):
@@ -164,7 +169,7 @@ def nested_value(data: bytes, rng: random.Random) -> bytes:
 
 
 def group(data: bytes, rng: random.Random) -> bytes:
-    """A deprecated group of protobuf somewhere at a field's place, closed or not."""
+    """Put a deprecated protobuf group in a field's place, closed or not."""
     number = rng.choice((1, 2, 15))
     opening, closing = bytes([number << 3 | 3]), bytes([number << 3 | 4])
     inner = rng.choice((b"", b"\x08\x01", opening + closing, opening * 40, opening * 120 + closing * 120))
@@ -173,7 +178,7 @@ def group(data: bytes, rng: random.Random) -> bytes:
 
 
 def unknown_field(data: bytes, rng: random.Random) -> bytes:
-    """A field that no message has, with a tag of any width."""
+    """Insert a field that no message has, with a tag of any width."""
     tags = (
         b"\xf8\xff\xff\xff\x0f\x01",
         b"\xf8\xff\xff\xff\x1f\x01",
@@ -196,7 +201,7 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def compressed(data: bytes, rng: random.Random) -> bytes:
-    """The body compressed, and the head says so or not."""
+    """Compress the body; the head may say so or not."""
     first = data[0] if data else 0
     return bytes([(first & 7) | (8 if rng.random() < 0.9 else 0)]) + mutate.gzipped(data[1:], rng)
 
@@ -213,7 +218,7 @@ _PROTOBUF: Final = (
 
 
 def _exports() -> list[bytes]:
-    """Recorded requests of engines, examples of others, and what sidecars send."""
+    """Return recorded requests of engines, examples of others, and sidecars' requests."""
     made = [_export(Signal.TRACES, path.read_bytes()) for path in sorted((DATA / "recordings/otlp_raw").glob("*.pb"))]
     for signal, body in _json_exports():
         made.append(_export(signal, body, as_json=True))
@@ -253,7 +258,7 @@ def _facts() -> list[LogFact]:
 
 
 class _Taking:
-    """A collector that takes everything; the payloads since last asked."""
+    """A collector that takes everything, with the payloads since the last call."""
 
     def __init__(self) -> None:
         self.payloads: list[tuple[Signal, bytes]] = []
@@ -263,11 +268,14 @@ class _Taking:
         return Accepted()
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class TapReader:
-    """OTLP at the sidecar's tap: intake, the resource's attributes, batch numbers, spool, sender."""
+    """OTLP at the sidecar's tap.
+
+    It covers intake, the resource's attributes, batch numbers, spool and sender.
+    """
 
     name = "otlp_tap"
     mutations = (*COMMON, *_PROTOBUF)
@@ -302,7 +310,7 @@ class TapReader:
             return output
         items = self._intake.stats.items[signal] - before
         if items:
-            while not self._collector.payloads or self._exporter.waiting_bytes:  # noqa: ASYNC110 - the sender is at its turn
+            while not self._collector.payloads or self._exporter.waiting_bytes:  # noqa: ASYNC110 - wait for the sender's turn
                 await asyncio.sleep(0)
         sent = [payload for _, payload in self._collector.payloads]
         found = sum(count_items(payload) for payload in sent)
@@ -326,7 +334,7 @@ def _intake(consumer: Any, loop: _Loop) -> Intake:
 
 
 async def _given(intake: Intake, signal: Signal, body: bytes, content_type: str, encoding: str) -> str:
-    """The kind of answer that an export request gets."""
+    """Return the kind of answer that an export request gets."""
     try:
         with intake.reservation() as reserved:
             accepted = await intake.take(signal, body, reserved, content_type, encoding)
@@ -345,7 +353,10 @@ class CollectorReader:
     mutations = (*COMMON, *_PROTOBUF)
     every = 150
     lives_of = 1500
-    """Inputs of one collector: what it holds stays small, so that a case's cost does."""
+    """Inputs before a new collector starts.
+
+    The collector then holds little, so that a case stays cheap.
+    """
 
     def __enter__(self) -> CollectorReader:
         self._loop = _Loop()
@@ -421,7 +432,7 @@ class CollectorReader:
         return f"{output} {[min(3, a - b) for a, b in zip(grown, before, strict=True)]}"
 
     def good(self) -> object:
-        """A request of P and D is decided and in the store; nothing else of it is."""
+        """Send a request of P and D; it is decided and stored as exactly one row."""
         number = next(self._numbers)
         rid, trace = f"good-{number}", f"good-{number}"
         shift = self.clock.now - 50 * SECOND
@@ -432,7 +443,7 @@ class CollectorReader:
             for record in made:
                 moved = replace(record, arrival_unix_ns=record.arrival_unix_ns - first + shift)
                 await _given(self._intake, Signal.TRACES, batch([moved], None, record.process.role.value), PROTOBUF, "")
-            while self.pipeline._position < self._journal.end:  # noqa: ASYNC110
+            while self.pipeline._position < self._journal.end:  # noqa: ASYNC110 - wait for the pipeline
                 await asyncio.sleep(0)
             for _ in range(10):
                 self.clock.now += 60 * SECOND
@@ -447,7 +458,10 @@ class CollectorReader:
 
 
 class Received(logging.Handler):
-    """Takes the log of a part of the product; an exception in it is a contained fault, which here is one all the same."""
+    """A log handler for a part of the product.
+
+    An exception in the log is a contained fault, and here it counts as a fault.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(logging.ERROR)
@@ -461,7 +475,7 @@ class Received(logging.Handler):
         self._records.append(record)
 
     def check(self) -> None:
-        """Raises ``PropertyError`` for the first one since the last call."""
+        """Raise ``PropertyError`` for the first one since the last call."""
         records, self._records = self._records, []
         for record in records:
             raise PropertyError(record.getMessage()) from (record.exc_info[1] if record.exc_info else None)
@@ -478,7 +492,7 @@ _OK: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Leng
 
 
 def _exchange(request: bytes, response: bytes = _OK) -> bytes:
-    """A request and its response as one case."""
+    """Pack a request and its response as one case."""
     return struct.pack(">I", len(request)) + request + response
 
 
@@ -488,7 +502,7 @@ def _parted(case: bytes) -> tuple[bytes, bytes]:
 
 
 def chunk_tricks(data: bytes, rng: random.Random) -> bytes:
-    """Sizes of chunks as smugglers write them."""
+    """Write sizes of chunks as request smugglers do."""
     sizes = (
         b"0x5",
         b"-5",
@@ -518,7 +532,7 @@ def chunk_tricks(data: bytes, rng: random.Random) -> bytes:
 
 
 def header_tricks(data: bytes, rng: random.Random) -> bytes:
-    """Header lines that two parsers read differently, or that a reader of ids trips over."""
+    """Insert header lines that two parsers read differently, or that break ids."""
     lines = (
         b"Content-Length: 5",
         b"Content-Length: +5",
@@ -552,7 +566,7 @@ def header_tricks(data: bytes, rng: random.Random) -> bytes:
 
 
 def target_tricks(data: bytes, rng: random.Random) -> bytes:
-    """Another request target."""
+    """Replace the request target."""
     targets = (
         b"http://[::1/v1/completions",
         b"http://[v1.x]/v1/completions",
@@ -574,7 +588,7 @@ _HTTP: Final = (chunk_tricks, header_tricks, header_tricks, target_tricks, mutat
 
 
 def _exchanges() -> list[bytes]:
-    """Requests of every API with responses that were recorded, and heads of every kind."""
+    """Return requests of every API with recorded responses, and heads of every kind."""
     bodies = [json.dumps(stream["request"]).encode()[:4000] for stream in _streams()[::6]]
     made = []
     for number, body in enumerate(bodies):
@@ -719,7 +733,7 @@ class HttpReader:
 
 
 def _same_request(head: RequestHead, out: bytes) -> None:
-    """What goes upstream reads as the same request, and as one."""
+    """Check that the upstream reads the same request, and reads one."""
     again = parse_head(out)
     held((again.method, again.target) == (head.method, head.target), "another request goes upstream")
     held((again.content_length, again.chunked) == (head.content_length, head.chunked), "another framing goes upstream")
@@ -727,7 +741,10 @@ def _same_request(head: RequestHead, out: bytes) -> None:
 
 
 class ProxyReader:
-    """The same through a running proxy, over sockets, with an upstream that answers with the case's response."""
+    """Heads and bodies through a running proxy, over sockets.
+
+    The upstream answers with the case's response.
+    """
 
     name = "proxy_socket"
     mutations = (*COMMON, *_HTTP)
@@ -749,7 +766,7 @@ class ProxyReader:
         self._loop.close()
 
     async def _answer(self, peer: Peer) -> None:
-        """Whatever comes, the response, once a connection has a head."""
+        """Send the response as soon as a connection has a head, whatever comes."""
         try:
             await peer.reader.readuntil(b"\r\n\r\n")
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -771,7 +788,7 @@ class ProxyReader:
                 writer.write(piece)
                 await asyncio.sleep(0)
             answer = await asyncio.wait_for(reader.read(64), 0.003) if rng.random() < 0.9 else b""
-        except (ConnectionError, asyncio.TimeoutError, RuntimeError):  # the last: uvloop's word for a closed transport of ours
+        except (ConnectionError, asyncio.TimeoutError, RuntimeError):  # RuntimeError: uvloop on our closed transport
             answer = b""
         finally:
             transport = writer.transport
@@ -799,7 +816,7 @@ class ProxyReader:
         return answer
 
     async def _gone(self) -> None:
-        while self._proxy.source.stats.open_connections:  # noqa: ASYNC110 - nobody tells of the end of a connection
+        while self._proxy.source.stats.open_connections:  # noqa: ASYNC110 - nothing signals the end of a connection
             await asyncio.sleep(0.001)
 
 
@@ -821,7 +838,7 @@ class SseReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def seeds(self) -> Sequence[bytes]:
         made = []
@@ -886,7 +903,10 @@ _SEQUENCE: Final = re.compile(rb'^(\[1,"\w+",\d+,"[a-z]+",)\d+')
 
 
 class DatagramReader:
-    """Datagrams of the plugin: the packet, the merge of an engine's processes, the records as spans and log records."""
+    """Datagrams of the plugin.
+
+    They cover the packet, the merge of an engine's processes, and the records as spans and log records.
+    """
 
     name = "datagram"
     mutations = (*COMMON, mutate.nested_json, mutate.change_number)
@@ -914,7 +934,7 @@ class DatagramReader:
     def read(self, data: bytes, rng: random.Random) -> str:
         stats = self._source.stats
         before = stats.bad_datagrams, stats.records, self._source.merge.stats.unread_events
-        data = _SEQUENCE.sub(rb"\g<1>%d" % (1000 + next(self._numbers)), data, count=1)  # else it was taken before
+        data = _SEQUENCE.sub(rb"\g<1>%d" % (1000 + next(self._numbers)), data, count=1)  # otherwise it was taken before
         self._kinds.clear()
         self._source._take(data, rng.choice((None, 1, 4000)))
         if rng.random() < 0.05:
@@ -937,7 +957,7 @@ class DatagramReader:
         held(not dropped, f"records were dropped: {dropped}")
 
     def good(self) -> object:
-        """The recorded datagrams of an engine that has just come: its fetches and requests."""
+        """Give the recorded datagrams of a new engine: its fetches and requests."""
         number = next(self._numbers)
         boots: dict[str, str] = {}
         records: list[Observation] = []
@@ -961,7 +981,10 @@ def _datagrams() -> list[bytes]:
 
 
 class LogReader:
-    """Lines of an engine's log: bytes to lines, their heads, what they say of KV, facts, log records."""
+    """Lines of an engine's log.
+
+    They cover bytes to lines, line heads, what lines say about KV, facts and log records.
+    """
 
     name = "log_lines"
     mutations = (*COMMON, mutate.crossed_lines, mutate.nested_json, mutate.change_number)
@@ -984,7 +1007,7 @@ class LogReader:
         return _logs()
 
     def read(self, data: bytes, rng: random.Random) -> str:
-        self._now += SECOND  # so many facts a second are told
+        self._now += SECOND  # at most so many facts a second are reported
         splitter = LineSplitter(self._stats)
         lines: list[str] = []
         for piece in pieces(data, rng):

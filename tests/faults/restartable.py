@@ -1,4 +1,7 @@
-"""A fleet of processes (tests/harness/real_fleet.py) whose members can be started again at the addresses that they had."""
+"""A fleet of processes whose members can restart at their old addresses.
+
+It extends tests/harness/real_fleet.py.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _SIDECARS: Final = ("edge", "sidecar-")
 
 
 class Restartable(Fleet):
-    """``again`` starts a member anew; it has to have ended."""
+    """A fleet where ``again`` restarts a member that has ended."""
 
     def __init__(self, name: str, folder: Path, shape: Shape, *, seed: int = 0) -> None:
         super().__init__(name, folder, shape, seed=seed)

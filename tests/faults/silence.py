@@ -1,5 +1,6 @@
-"""A collector under connections that say nothing: what good senders from other addresses notice of it.
+"""Measure how silent connections to a collector affect its good senders.
 
+Good senders come from other addresses.
 By hand: ``PYTHONPATH=tests python -m faults.silence SECONDS [COUNT] [DESCRIPTORS]``.
 """
 
@@ -46,9 +47,10 @@ QUICK: Final = ("--flush-interval", "1s", "--decision-engine-wait", "1s", "--dec
 
 @dataclass(slots=True)
 class Sender:
-    """Exports a batch every ``pause_s`` until ``stopping``, over new connections after every ``renew`` batches.
+    """Exports a batch every ``pause_s`` until ``stopping``.
 
-    ``took_s``: how long each acknowledgement took, the connection where it was new included.
+    It opens new connections after every ``renew`` batches.
+    ``took_s``: the time of each acknowledgement in s, with that of a new connection where there was one.
     """
 
     endpoint: str
@@ -92,7 +94,7 @@ class Sender:
                 return
 
     def _made(self, numbers: Sequence[int], seq: int) -> tuple[set[str], bytes]:
-        """Spans of an edge's proxy, of hours that are over."""
+        """Make spans of an edge's proxy in past hours."""
         records = [self._exchange(number) for number in numbers]
         spans = [to_span(record) for record in records]
         request = ExportTraceServiceRequest()
@@ -110,7 +112,10 @@ class Sender:
 
 @dataclass(slots=True, kw_only=True)
 class Collector:
-    """A collector's process with TLS, client certificates and a token on every listener."""
+    """A collector's process with TLS, client certificates and a token.
+
+    All listeners have them.
+    """
 
     folder: Path
     ca: Authority
@@ -128,7 +133,7 @@ class Collector:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of a client that is let in."""
+        """Return the settings of a client that is let in."""
         mine = self.folder / "mine"
         return {
             "ca_file": self.ca.file,
@@ -142,7 +147,7 @@ class Collector:
         return (self.folder / "collector.log").read_text()
 
     async def get(self, path: str) -> tuple[int, str]:
-        """Over a connection of its own."""
+        """Get a page over a connection of its own."""
         settings = self.settings
         context = client_identity(self.ca.file, settings["cert_file"], settings["key_file"], use="test").value.context
         headers = {"Authorization": bearer(TOKEN)}
@@ -153,18 +158,18 @@ class Collector:
             return answer.status, await answer.text()
 
     async def metrics(self) -> dict[str, float]:
-        """By name and labels, as they stand on the page."""
+        """Return the metrics by name and labels, as on the page."""
         _, page = await self.get("/metrics")
         samples = (sample for family in text_string_to_metric_families(page) for sample in family.samples)
         return {" ".join((sample.name, *sample.labels.values())): sample.value for sample in samples}
 
     async def end(self) -> int:
-        """SIGTERM; its status once everything is in the store."""
+        """Send SIGTERM and return the status once everything is stored."""
         self.child.terminate()
         return await self.child.wait()
 
     def lost(self, acknowledged: set[str]) -> set[str]:
-        """Of the acknowledged spans, those that the store has not; after ``end``."""
+        """Count the acknowledged spans that the store misses; call after ``end``."""
         store = self.folder / "data" / "store"
         files = [file for publish in StoreReader(store).publishes() for file in publish.files if file.table is Table.SPANS]
         stored = (pq.read_table(store / file.path, columns=["span_id"])["span_id"].to_pylist() for file in files)
@@ -173,7 +178,10 @@ class Collector:
 
 @contextlib.asynccontextmanager
 async def collector(folder: Path, *flags: str, descriptors: int | None = None) -> AsyncIterator[Collector]:
-    """Started and ready; killed by its pid at the end. ``descriptors``: its limit, soft and hard."""
+    """Start a collector, yield it when it is ready, and kill it by its pid at the end.
+
+    ``descriptors``: its limit, soft and hard.
+    """
     ca, ready = Authority(folder), folder / "ready.json"
     files = ca.files("server")
     ca.files("mine")
@@ -204,9 +212,10 @@ async def collector(folder: Path, *flags: str, descriptors: int | None = None) -
 async def beside_silence(
     folder: Path, seconds: float, *, count: int, tls_share: float = 0.5, descriptors: int | None = None, refusals: int = 0
 ) -> dict[str, Any]:
-    """Good senders over gRPC and HTTP for so long, beside ``count`` silent connections to all listeners; what was seen.
+    """Run good senders over gRPC and HTTP beside ``count`` silent connections.
 
-    It takes longer where fewer than ``refusals`` connections have been refused at one of the listeners by then.
+    The silent connections go to all listeners. Returns what was seen.
+    It takes longer when fewer than ``refusals`` connections have been refused at one of the listeners by then.
     """
     async with collector(folder, descriptors=descriptors) as running:
         grpc = Sender(f"grpcs://{running.addresses['otlp_grpc']}", "grpc", running.settings)

@@ -1,4 +1,7 @@
-"""Hostile bytes on every socket of running processes: what else is spoken goes on, and their logs repeat nothing of it."""
+"""Send hostile bytes to every socket of running processes.
+
+Other traffic must go on, and the logs must repeat nothing of the bytes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from harness.pipelines import batch
 from harness.proxy import Peer, Upstream
 
 MARK: Final = b"zqxJkW"
-"""Stands in everything that is sent; in a log it is the sender's own bytes."""
+"""Marker in everything that is sent; in a log it shows the sender's own bytes."""
 
 _PLUGIN: Final = Path(__file__).parents[1] / "data" / "recordings" / "plugin" / "decode.jsonl"
 _OK: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -36,12 +39,12 @@ _REQUESTED: Final = b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length
 
 
 def random_bytes(rng: random.Random) -> bytes:
-    """Any."""
+    """Return random bytes."""
     return rng.randbytes(rng.choice((1, 9, 300, 9000))) + MARK
 
 
 def half_request(rng: random.Random) -> bytes:
-    """The beginning of a good request."""
+    """Return the beginning of a good request."""
     whole = (
         b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nX-Mark: "
         + MARK
@@ -51,7 +54,7 @@ def half_request(rng: random.Random) -> bytes:
 
 
 def long_line(rng: random.Random) -> bytes:
-    """A request line or a header longer than any reader takes."""
+    """Return a request line or a header that is longer than any reader takes."""
     long = MARK * (rng.choice((2_000, 12_000, 40_000)))
     return rng.choice(
         (b"GET /" + long + b" HTTP/1.1\r\nHost: x\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nX: " + long + b"\r\n\r\n", long)
@@ -59,12 +62,12 @@ def long_line(rng: random.Random) -> bytes:
 
 
 def many_headers(rng: random.Random) -> bytes:
-    """Thousands of header lines."""
+    """Return thousands of header lines."""
     return b"GET /healthz HTTP/1.1\r\n" + b"".join(b"X-%d: %b\r\n" % (n, MARK) for n in range(5000)) + b"\r\n"
 
 
 def tls_hello(rng: random.Random) -> bytes:
-    """A client's first bytes of TLS, where plaintext is spoken."""
+    """Return a client's first bytes of TLS, for a plaintext socket."""
     hello = (
         b"\x03\x03"
         + rng.randbytes(32)
@@ -76,13 +79,13 @@ def tls_hello(rng: random.Random) -> bytes:
 
 
 def http2(rng: random.Random) -> bytes:
-    """The preface of HTTP/2 and frames that are none of its."""
+    """Return the preface of HTTP/2 and invalid frames."""
     frame = struct.pack(">I", rng.choice((0, 6, 16383, 0xFFFFFF)))[1:] + bytes([rng.randrange(12), rng.randrange(256)])
     return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00" + frame + rng.randbytes(40) + MARK
 
 
 def ssh_banner(rng: random.Random) -> bytes:
-    """Another protocol."""
+    """Return the banner of another protocol."""
     return rng.choice(
         (
             b"SSH-2.0-" + MARK + b"\r\n",
@@ -94,7 +97,7 @@ def ssh_banner(rng: random.Random) -> bytes:
 
 
 def bad_request(rng: random.Random) -> bytes:
-    """HTTP that two parsers would read differently, or that none takes."""
+    """Return HTTP that two parsers would read differently, or that none takes."""
     return rng.choice(
         (
             b"GET /" + MARK + b" HTTP/9.9\r\n\r\n",
@@ -130,7 +133,7 @@ KINDS: Final[tuple[Callable[[random.Random], bytes], ...]] = (
 
 
 async def _send(address: tuple[str, int], data: bytes, rng: random.Random) -> None:
-    """On a connection of its own, which then ends in one of the ways in which connections end."""
+    """Send on an own connection and end it in one of the usual ways."""
     reader, writer = await asyncio.open_connection(*address)
     try:
         cut = rng.randrange(len(data) + 1) if rng.random() < 0.3 else len(data)
@@ -152,7 +155,7 @@ async def _send(address: tuple[str, int], data: bytes, rng: random.Random) -> No
 
 
 async def _batter(targets: Sequence[tuple[str, int]], ctx: Context, most_s: float) -> Counter[str]:
-    """All kinds on all of them, eight connections at a time."""
+    """Send all kinds to all sockets, eight connections at a time."""
     rng = ctx.random()
     end_s = time.monotonic() + min(most_s, ctx.left_s() / 2)
     sent: Counter[str] = Counter()
@@ -169,7 +172,7 @@ async def _batter(targets: Sequence[tuple[str, int]], ctx: Context, most_s: floa
 
 
 def _logged(running: Running) -> list[str]:
-    """What must not be in a log."""
+    """Return what is wrong with a log: the sender's bytes, tracebacks, its size."""
     log = running.log()
     found = [f"{running.name} repeats the sender's bytes"] if MARK.decode() in log else []
     found += [f"{running.tracebacks()} tracebacks of {running.name}"] if running.tracebacks() else []
@@ -191,7 +194,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 async def of_collector(ctx: Context) -> Got:
-    """Its OTLP over gRPC and HTTP, and its API."""
+    """Attack the collector's OTLP over gRPC and HTTP, and its API."""
     with collector(ctx.folder, "--otlp-grpc", "127.0.0.1:0") as running:
         await running.start()
         addresses = running.addresses
@@ -213,7 +216,7 @@ async def of_collector(ctx: Context) -> Got:
 
 
 async def _delivered(protocol: str, address: str) -> list[str]:
-    """One request as edge, P and D see it, each in a batch."""
+    """Deliver one request as edge, P and D see it, each in a batch."""
     client = OtlpClient(f"http://{address}", protocol=protocol, timeout_s=20)
     name = f"good-{protocol[:4]}"
     try:
@@ -237,7 +240,7 @@ async def _rows(api: str, wanted: int) -> bool:
 
 
 async def of_sidecar(ctx: Context) -> Got:
-    """Its proxy, tap, admin port and the plugin's socket."""
+    """Attack the sidecar's proxy, tap, admin port and the plugin's socket."""
 
     async def answer(peer: Peer) -> None:
         while (await peer.request())[0]:
@@ -272,7 +275,7 @@ async def of_sidecar(ctx: Context) -> Got:
 
 @contextlib.asynccontextmanager
 async def _taken(folder: Path) -> AsyncIterator[tuple[str, Callable[[], bytes]]]:
-    """A collector's door: where it is, and all that came."""
+    """Serve a stand-in collector; yield its address and a reader of its payloads."""
     kept = Keeping()
     server = OtlpServer(kept, http=("127.0.0.1", 0), loopback_only=True)
     await server.start()
@@ -295,7 +298,7 @@ async def _requested(address: tuple[str, int]) -> list[str]:
 
 
 async def _datagrams(path: Path, ctx: Context) -> int:
-    """Hostile ones for a while; a full socket is waited for."""
+    """Send hostile datagrams for a while; wait when the socket is full."""
     rng = random.Random(ctx.seed + 1)
     lines = _PLUGIN.read_bytes().splitlines()
     sent, end_s = 0, time.monotonic() + ctx.scale(10, 100)
@@ -314,7 +317,7 @@ async def _datagrams(path: Path, ctx: Context) -> int:
 
 
 async def _spoken(path: Path, admin: str) -> list[str]:
-    """The recorded datagrams, as of another engine, are taken and become fetches."""
+    """Check that recorded datagrams of another engine become fetches."""
     before = (await metrics(admin)).get("handrail_sidecar_plugin_datagrams_total", 0.0)
     boots: dict[str, str] = {}
     lines = _PLUGIN.read_bytes().splitlines()

@@ -1,6 +1,7 @@
-"""Damage at chosen bytes of the journal, the store's files and manifest, and the sidecar's spool; then a start.
+"""Damage chosen bytes of the journal, the store and the spool, then start again.
 
-What is damaged may be lost, counted and said; everything else is kept, once, and no process ends with a traceback.
+The store means its files and its manifest; the spool is the sidecar's.
+What is damaged may be lost, counted and reported. Everything else is kept, once, and no process ends with a traceback.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ def _spoil(path: Path, how: Spoil) -> None:
 
 
 async def _journal(context: Context) -> Got:
-    """The store cannot be written, so that all is in the journal; it is killed, its journal damaged, and started again."""
+    """Damage the journal while it holds everything.
+
+    The store cannot be written. The collector is killed, its journal damaged, and started again.
+    """
     worst: list[str] = []
     lost_most = 0
     first = context.folder / "first"
@@ -88,7 +92,10 @@ async def _journal(context: Context) -> Got:
 
 
 async def _again(running: Running, going: Loaded, data: Path, name: str, worst: list[str]) -> int:
-    """Start after the damage and compare; what is not as promised goes into ``worst``. How many spans are lost."""
+    """Start after the damage and compare; return how many spans are lost.
+
+    What is not as promised goes into ``worst``.
+    """
     try:
         await running.start()
     except RuntimeError as error:
@@ -115,7 +122,7 @@ async def _again(running: Running, going: Loaded, data: Path, name: str, worst: 
 
 
 async def _filled(context: Context, folder: Path) -> Loaded:
-    """A folder with a store of some publishes, and its collector ended."""
+    """Return a folder with a store of some publishes, whose collector has ended."""
     with collector(folder) as running:
         async with loaded(running, context, batch=40) as going:
             await going.goes_on(40 * 30)
@@ -126,7 +133,7 @@ async def _filled(context: Context, folder: Path) -> Loaded:
 
 
 async def _parquet(context: Context) -> Got:
-    """Each way in which a Parquet file goes bad, to one file of requests and one of spans."""
+    """Damage one file of requests and one of spans, in every way for Parquet."""
     wrong: list[str] = []
     await _filled(context, context.folder / "first")
     for table in ("requests", "spans"):
@@ -151,7 +158,10 @@ async def _parquet(context: Context) -> Got:
 
 
 async def _manifest(context: Context) -> Got:
-    """Each damage of the manifest: a start that keeps every span, or one that ends with a status and says what is damaged."""
+    """Damage the manifest in every way.
+
+    A start then keeps every span, or ends with a status and says what is damaged.
+    """
     wrong: list[str] = []
     started = refused = 0
     going = await _filled(context, context.folder / "first")
@@ -174,14 +184,14 @@ async def _manifest(context: Context) -> Got:
                 started += 1
             ended = await running.finish()
         kept = await asyncio.to_thread(stored, folder / "data" / "store", going.load)
-        aside = "no line of the manifest names it" in running.log()  # files that no line names any more are kept and counted
+        aside = "no line of the manifest names it" in running.log()  # files without a manifest line are kept
         if ended != 0 or running.tracebacks() or not (kept.whole or aside):
             wrong.append(f"{name}: status {ended}, {kept.text()}")
     return f"{started} started, {refused} refused by name; {'; '.join(wrong) or 'nothing lost, nothing doubled'}", not wrong
 
 
 async def _spool(context: Context) -> Got:
-    """The collector is away, the sidecar is killed, its spool damaged; both start again."""
+    """Kill the sidecar while the collector is away, damage its spool, start both."""
     wrong: list[str] = []
     lost_most = 0
     async with completions(gap_s=0.001) as upstream:
@@ -210,7 +220,10 @@ async def _spool(context: Context) -> Got:
 
 
 async def _spooled(folder: Path, upstream: str) -> Traffic:
-    """What is in a spool after its sidecar, whose collector is away, was killed."""
+    """Fill a spool while the collector is away, and kill its sidecar.
+
+    Returns the traffic.
+    """
     with refusing_port() as nobody:
         away = f"http://127.0.0.1:{nobody}"
         with sidecar(folder, "edge", upstream, away, "--spool-dir", str(folder / "spool")) as running:
@@ -227,7 +240,7 @@ async def _spooled(folder: Path, upstream: str) -> Traffic:
 
 
 async def _sent(running: Running, folder: Path, traffic: Traffic) -> int:
-    """Wait until the sidecar has sent what it can read; how many requests have no row."""
+    """Wait until the sidecar has sent what it can read; count requests without a row."""
     address = running.addresses["admin"]
     for _ in range(100):
         page = await metrics(address)

@@ -1,7 +1,8 @@
-"""More streams at once than a sidecar may have descriptors for: those it takes are whole, the others get 503.
+"""Open more streams at once than a sidecar may have descriptors for.
 
-As a program it is the upstream alone: ``python streams.py``; it says ``PORT n`` once it listens, ends every stream when it reads
-a line, and ends itself at the end of its standard input.
+The streams that the sidecar takes are whole, the others get 503.
+As a program this is the upstream alone: ``python streams.py``. It prints ``PORT n`` once it listens, ends every stream when it
+reads a line, and ends at the end of its standard input.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ REST: Final = (
 
 
 class _Stream(asyncio.Protocol):
-    """Begins an answer at once and ends it when all are told to end."""
+    """Begins an answer at once and ends it when all streams are to end."""
 
-    waiting: set[_Stream] = set()  # noqa: RUF012 - of the whole program
+    waiting: set[_Stream] = set()  # noqa: RUF012 - shared by the whole program
     ending = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -152,7 +153,7 @@ class _Client:
 
 
 async def _page(address: str, path: str) -> tuple[int, str]:
-    """Status and text; 0 and the reason where there is no answer."""
+    """Return status and text; 0 and the reason without an answer."""
     host, _, port = address.rpartition(":")
     try:
         reader, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), 60.0)
@@ -173,7 +174,10 @@ async def _sum(address: str, name: str) -> float:
 
 @contextlib.contextmanager
 def _own_limit(least: int) -> Iterator[None]:
-    """As many descriptors as the clients need. Raises ``OSError`` where the hard limit is too low."""
+    """Set the process to as many descriptors as the clients need.
+
+    Raises ``OSError`` when the hard limit is too low.
+    """
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     if raise_limit().soft < least:
         raise OSError(f"the clients need {least} descriptors: raise the hard limit (ulimit -Hn {least})")
@@ -198,13 +202,15 @@ def _sidecar(folder: Path, upstream_port: int, soft: int, hard: int) -> Iterator
 
 
 async def many_streams(count: int, soft: int, hard: int) -> dict[str, Any]:
-    """Open ``count`` streams at once through a sidecar with these limits of descriptors, and say what became of each.
+    """Open ``count`` streams at once through a sidecar with limited descriptors.
 
-    All are decided (begun, or refused) before the first may end. ``whole``: every byte came; ``refused``: 503 with Retry-After;
-    ``others``: what else was seen, by count. ``open`` and ``fds``: streams and descriptors of the sidecar then. ``ready_during``
-    and ``ready_after``: status and text of /readyz. ``counted``: the metric of refused streams; ``said``: lines of the log that
-    say so. ``later``: whether one more stream was whole afterwards. Raises ``OSError`` where this process may not have the
-    descriptors itself.
+    All are decided (begun or refused) before the first may end. Returns what became of them:
+    ``whole``: every byte came. ``refused``: 503 with Retry-After. ``others``: other results, by count.
+    ``open`` and ``fds``: streams and descriptors of the sidecar then.
+    ``ready_during`` and ``ready_after``: status and text of /readyz.
+    ``counted``: the metric of refused streams. ``said``: log lines about them.
+    ``later``: whether one more stream was whole afterwards.
+    Raises ``OSError`` when this process may not have the descriptors itself.
     """
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="handrail-streams-") as folder, _own_limit(count + 200):

@@ -1,4 +1,7 @@
-"""How the battery's rows look: at the terminal as each trial ends, and on the page that keeps the last run."""
+"""Render the battery's rows.
+
+They go to the terminal as each trial ends, and to the page that keeps the last run.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ _COLUMNS: Final = (("trial", 26), ("expected", 52), ("got", 60), ("s", 6), ("ok"
 
 
 def show_head(console: Console) -> None:
-    """The columns' names."""
+    """Print the columns' names."""
     console.print(_row(*(f"[dim]{name}[/dim]" for name, _ in _COLUMNS)))
 
 
 def show(console: Console, verdict: Verdict) -> None:
-    """One row."""
+    """Print one row."""
     word = (
         "[yellow]not run[/yellow]" if verdict.not_run and verdict.ok else "[green]ok[/green]" if verdict.ok else "[red]NO[/red]"
     )
@@ -33,7 +36,7 @@ def show(console: Console, verdict: Verdict) -> None:
 
 
 def summary(verdicts: Sequence[Verdict], seconds: float, seed: int) -> str:
-    """The last line."""
+    """Return the last line."""
     wrong = [verdict.trial.name for verdict in verdicts if not verdict.ok]
     skipped = sum(bool(verdict.not_run) for verdict in verdicts)
     counted = f"{len(verdicts)} trials in {seconds / 60:.1f} minutes (seed {seed}), {skipped} not run"
@@ -41,7 +44,10 @@ def summary(verdicts: Sequence[Verdict], seconds: float, seed: int) -> str:
 
 
 def write_page(verdicts: Sequence[Verdict], seconds: float, seed: int, long: bool) -> None:
-    """Replace the rows of these trials in docs/reliability.md; those of others stay. Raises ``ValueError`` without a place."""
+    """Replace the rows of these trials in docs/reliability.md; keep the others.
+
+    Raises ``ValueError`` when the page has no place for them.
+    """
     page = PAGE.read_text(encoding="utf-8")
     begin, end = "<!-- faults -->\n", "<!-- /faults -->"
     if begin not in page or end not in page:
@@ -51,7 +57,7 @@ def write_page(verdicts: Sequence[Verdict], seconds: float, seed: int, long: boo
 
 
 def markdown(verdicts: Sequence[Verdict], seconds: float, seed: int, long: bool, before: str = "") -> str:
-    """The page's table. ``before``: the one that stands there."""
+    """Return the page's table; ``before`` is its current one."""
     rows = {_name(line): line for line in before.splitlines() if line.startswith("| `")}
     for each in verdicts:
         trial = each.trial

@@ -1,4 +1,7 @@
-"""The battery of faults as a program: what it holds, how it judges, what it prints. ``make test-faults`` runs it whole."""
+"""The battery of faults as a program: contents, verdicts, output.
+
+``make test-faults`` runs it whole.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Streams through a sidecar: a server that answers completions, clients that ask for them, and what they got."""
+"""Send streams through a sidecar.
+
+There is a server that answers completions and clients that send requests and keep the answers.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ GAP_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a client got. ``error``: why the answer is not whole, else empty; times are monotonic."""
+    """A client's answer; ``error`` says why it is not whole, else empty.
+
+    Times are monotonic.
+    """
 
     request_id: str
     began_s: float
@@ -42,7 +48,7 @@ class Answer:
 
 @contextlib.asynccontextmanager
 async def completions(chunks: int = CHUNKS, gap_s: float = GAP_S, host: str = "127.0.0.1") -> AsyncIterator[str]:
-    """A server that streams every answer in so many chunks; its address."""
+    """Serve completions that stream in so many chunks; return the address."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         await request.read()
@@ -67,7 +73,10 @@ async def completions(chunks: int = CHUNKS, gap_s: float = GAP_S, host: str = "1
 
 
 class Traffic:
-    """``rate`` streams a second until ``stopping``; ``answers`` in the order of their end."""
+    """Starts ``rate`` streams a second until ``stopping``.
+
+    ``answers`` are in the order of their end.
+    """
 
     def __init__(self, url: str, *, rate: float = 20.0, timeout_s: float = 60.0) -> None:
         self.answers: list[Answer] = []
@@ -78,7 +87,7 @@ class Traffic:
         self._open: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Returns when the last stream has ended."""
+        """Send streams and return when the last one has ended."""
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
             try:
@@ -111,7 +120,7 @@ class Traffic:
 
 @contextlib.asynccontextmanager
 async def flowing(traffic: Traffic) -> AsyncIterator[asyncio.Task[None]]:
-    """The traffic under way; cancelled at the end where it still is."""
+    """Run the traffic; cancel it at the end if it still runs."""
     task = asyncio.create_task(traffic.run())
     try:
         yield task
@@ -121,6 +130,9 @@ async def flowing(traffic: Traffic) -> AsyncIterator[asyncio.Task[None]]:
 
 
 def missing(store: Path, answers: list[Answer]) -> tuple[set[str], int]:
-    """Ids of whole answers without a row, and how many rows there are for ids that have more than one."""
+    """Return the ids of whole answers without a row.
+
+    Also returns the row counts of ids with more than one row.
+    """
     keys = row_keys(StoreReader(store))
     return {answer.request_id for answer in answers if answer.whole} - set(keys), len(keys) - len(set(keys))

@@ -1,4 +1,4 @@
-"""What one trial of the battery is: a fault, what is expected under it, and a run that says what it got.
+"""Define one trial of the battery: a fault, its expectation, and a run.
 
 A module of trials exposes ``TRIALS: tuple[Trial, ...]``; ``battery.py`` lists the modules.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 Got: TypeAlias = tuple[str, bool]
-"""What happened, in plain text with its figures, and whether it is what was expected."""
+"""The result in plain text with its figures, and whether it is as expected."""
 
 
 class NotRunError(Exception):
@@ -22,7 +22,10 @@ class NotRunError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a trial gets. ``folder``: empty, its own, removed afterwards. ``deadline_s``: on the monotonic clock."""
+    """The inputs of a trial.
+
+    ``folder``: empty, its own, removed afterwards. ``deadline_s``: on the monotonic clock.
+    """
 
     folder: Path
     seed: int
@@ -30,15 +33,15 @@ class Context:
     deadline_s: float
 
     def random(self) -> random.Random:
-        """The trial's own source of chance; the same seed gives the same trial."""
+        """Return the trial's own random source; the same seed gives the same trial."""
         return random.Random(self.seed)
 
     def left_s(self) -> float:
-        """Seconds until the deadline, 0 when it is over."""
+        """Return the seconds until the deadline, 0 when it is over."""
         return max(0.0, self.deadline_s - time.monotonic())
 
     def scale(self, short: float, long: float) -> float:
-        """A duration or a count by the form of the run."""
+        """Choose a duration or a count by the form of the run."""
         return long if self.long else short
 
 
@@ -46,9 +49,12 @@ class Context:
 class Trial:
     """One row of the table.
 
-    ``name``: unique, ``group.what``. ``expected``: plain text, what has to happen. ``seconds``, ``long_seconds``: how long it
-    takes in the short and in the long form; the deadline is thrice that and a minute. ``beside``: it may run beside another one.
-    ``run``: raises ``NotRunError`` where this machine cannot run it; any other exception is a trial that is not ok.
+    ``name``: unique, ``group.what``.
+    ``expected``: plain text, what has to happen.
+    ``seconds``, ``long_seconds``: how long it takes in the short and in the long form. The deadline is three times that and a
+    minute.
+    ``beside``: it may run beside another one.
+    ``run``: raises ``NotRunError`` when this machine cannot run it; any other exception means that the trial failed.
     """
 
     name: str

@@ -1,4 +1,7 @@
-"""Engines and routers of the fleet inside the test's own event loop, on free ports, and a receiver for what they export."""
+"""Run engines and routers of the fleet inside the test's event loop.
+
+They listen on free ports. A receiver takes what they export.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from handrail_sim.emulator.truth import RequestTruth
 
 HOST = "127.0.0.1"
 MODEL = "tiny"
-# Steps of 1 ms and hand-offs of 2: tests wait for very little.
+# Steps of 1 ms and hand-offs of 2 ms keep the tests short.
 FAST = Profile(
     name="fast",
     model=MODEL,
@@ -64,7 +67,7 @@ def settings(role: str, **changes: Any) -> EngineSettings:
 
 @asynccontextmanager
 async def serving(app: web.Application) -> AsyncIterator[str]:
-    """The app's base URL."""
+    """Serve the app and yield its base URL."""
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
     await runner.setup()
     try:
@@ -76,7 +79,7 @@ async def serving(app: web.Application) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def engine(role: str, **changes: Any) -> AsyncIterator[tuple[EmulatedEngine, str]]:
-    """A started engine and its base URL."""
+    """Start an engine; yield it and its base URL."""
     running = EmulatedEngine(settings(role, **changes))
     await running.start()
     try:
@@ -88,7 +91,7 @@ async def engine(role: str, **changes: Any) -> AsyncIterator[tuple[EmulatedEngin
 
 @asynccontextmanager
 async def routed(prefill: str, decode: str, **changes: Any) -> AsyncIterator[str]:
-    """A router in front of one P and one D; its base URL."""
+    """Start a router in front of one P and one D; yield its base URL."""
     chosen = router.RouterSettings(listen=(HOST, 0), prefill=(prefill,), decode=(decode,), **changes)
     async with serving(router.Router(chosen).app()) as url:
         yield url
@@ -104,7 +107,7 @@ class Fleet:
     folder: Path
 
     def truths(self, sent: Sequence[SentRequest]) -> list[RequestTruth]:
-        """After the fleet has ended."""
+        """Return the truth of each request; call after the fleet has ended."""
         lines = [line for path in sorted(self.folder.glob("*.truth")) for line in truth_log.read(path)]
         return truth_log.truths(lines, sent, self.began_unix_ns)
 
@@ -159,5 +162,5 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def attributes(span: Any) -> dict[str, Any]:
-    """A span's attributes as Python values."""
+    """Return a span's attributes as Python values."""
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}

@@ -1,4 +1,7 @@
-"""The fleet as processes: they start, say where they listen, serve, and stop on SIGTERM; mistakes end them with a message."""
+"""The fleet as processes: start, address output, service, end.
+
+SIGTERM stops them. Mistakes end them with a message.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ DEADLINE_S = 180.0
 
 @contextmanager
 def process(ready: Path, *arguments: str) -> Iterator[str]:
-    """A running part of the fleet; its HTTP address. It has to end well."""
+    """Start a part of the fleet and yield its HTTP address; it must end with status 0."""
     child = subprocess.Popen([*FLEET, *arguments, "--ready-file", str(ready)])
     try:
         deadline = time.monotonic() + DEADLINE_S

@@ -1,4 +1,7 @@
-"""The engine core under a virtual clock: batching, queues, loads, leases, and that no block is ever lost."""
+"""The engine core under a virtual clock.
+
+The tests cover batching, queues, loads and leases, and check that no block is ever lost.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ LEASE_NS = 30_000 * MS
 
 
 class Simulation:
-    """A core and a clock that jumps. Loads take what the model says, unless they are to fail."""
+    """A core and a clock that jumps.
+
+    Loads take what the model says, unless they are to fail.
+    """
 
     def __init__(self, *, max_running: int = 4, blocks: int = 100, scheduling: Scheduling | None = None) -> None:
         self.model = LatencyModel(FAST, seed=0)
@@ -43,7 +49,7 @@ class Simulation:
         self.core.submit(EngineJob(name, prompt, answer, FinishReason.LENGTH, load, publish), self.now_ns)
 
     def run(self, until_ns: int = 10**12) -> None:
-        """Until nothing is left to do, or ``until_ns``."""
+        """Run until nothing is left to do, or until ``until_ns``."""
         self._keep(self.core.advance(self.now_ns))
         while True:
             wake = [time for time in (self.core.wake_ns(), *self.loads.values()) if time is not None]
@@ -211,7 +217,7 @@ def test_every_request_ends_once_and_every_block_comes_back(
     simulation.run()
     ends = [effect.id for _, effect in simulation.effects if isinstance(effect, Ended)]
     assert sorted(ends) == sorted(f"r{index}" for index in range(len(jobs)))
-    assert simulation.core.kv_usage == 0  # also what was published: its lease is over
+    assert simulation.core.kv_usage == 0  # also what was published: its lease has ended
     assert simulation.core.wake_ns() is None
 
 

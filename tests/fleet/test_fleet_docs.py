@@ -1,4 +1,7 @@
-"""docs/fleet.md has a row for every fault, generated from the table; ``pytest --update`` rewrites it."""
+"""docs/fleet.md has a row for every fault, generated from the table.
+
+``pytest --update`` rewrites it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The emulated engine over real sockets, held against recordings of vLLM 0.32: same keys, same framing, same conventions."""
+"""The emulated engine over real sockets, against recordings of vLLM 0.32.
+
+It has the same keys, the same framing and the same conventions.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ def events(stream: str) -> list[Any]:
 
 
 def shape(value: Any) -> Any:
-    """The keys and types of a JSON value, texts and numbers forgotten."""
+    """Return the keys and types of a JSON value, without texts and numbers."""
     if isinstance(value, dict):
         return {key: shape(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -210,7 +213,7 @@ async def test_a_failed_load_is_a_500_or_an_error_inside_200(change: Callable[[d
     recorded = (RECORDINGS / "fail_fail.txt").read_text()
     whole = next(line for line in recorded.splitlines() if line.startswith('{"error"'))
     in_stream = next(line for line in recorded.splitlines() if line.startswith('data: {"error"'))
-    patience_s = 0.2 if change is _dead_port else 60.0  # where nobody listens, all of it passes
+    patience_s = 0.2 if change is _dead_port else 60.0  # all of it passes, since nothing listens
     async with engine("prefill") as (_, prefill), engine("decode", handshake_timeout_s=patience_s) as (_, decode):
         assert await handed_over(prefill, decode, change=change) == (500, whole)
         assert await handed_over(prefill, decode, change=change, stream=True) == (200, f"{in_stream}\n\ndata: [DONE]\n\n")
@@ -222,7 +225,7 @@ async def test_a_failed_load_is_a_500_or_an_error_inside_200(change: Callable[[d
 
 
 async def test_a_dead_prefill_fails_the_load_after_a_good_one() -> None:
-    async with engine("decode", handshake_timeout_s=4.0) as (_, decode):  # all of which passes in the end
+    async with engine("decode", handshake_timeout_s=4.0) as (_, decode):  # all of it passes in the end
         async with engine("prefill") as (_, prefill):
             assert (await handed_over(prefill, decode))[0] == 200
             kv = json.loads((await ask(prefill, chat=False, max_tokens=1, kv_transfer_params=KEEP))[1])["kv_transfer_params"]
@@ -328,7 +331,7 @@ async def test_the_small_routes() -> None:
 
 
 def families(text: str) -> dict[str, tuple[str, frozenset[str], tuple[str, ...]]]:
-    """Type, label names and buckets of every family."""
+    """Return type, label names and buckets of every family."""
     found = {}
     for family in text_string_to_metric_families(text):
         labels = frozenset(key for sample in family.samples for key in sample.labels if key != "le")
@@ -359,7 +362,10 @@ def recorded_request() -> tuple[Any, Any, Any]:
 
 
 async def spans_of(engines: dict[str, Any] | None = None, **more: Any) -> tuple[Received, Any, Any]:
-    """What P and D export for one handed-over request: the receiver, P's span, D's span."""
+    """Return what P and D export for one request with a hand-off.
+
+    These are the receiver, P's span and D's span.
+    """
     received = Received()
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
     async with serving(received.app()) as collector:
@@ -402,7 +408,7 @@ async def test_decode_queue_time_holds_the_whole_kv_wait() -> None:
     named = {key.rpartition(".")[2]: value for key, value in attributes(d).items()}
     assert named["time_in_queue"] > 0.1 + 5 * FAST.transfer_per_token_ns / 1e9
     parts = named["time_in_queue"] + named["time_in_model_prefill"] + named["time_in_model_decode"]
-    assert parts <= named["e2e"] + 1e-6  # they follow each other; after the last comes what the answer takes
+    assert parts <= named["e2e"] + 1e-6  # they follow each other; the answer's end comes after the last
     assert named["completion_tokens"] == 12
 
 
@@ -410,8 +416,11 @@ FAILED = [json.loads(line) for line in (RECORDINGS / "otlp_failed_loads.jsonl").
 
 
 def never_scheduled(fields: dict[str, Any]) -> bool:
-    """What vLLM 0.32 says of a request whose load failed: its stamp of being scheduled is 0, so that its queue lasted from the
-    machine's start back to when it was queued, and its prefill from then to its end."""
+    """Tell whether vLLM 0.32 reports a request that was never scheduled.
+
+    It does so for a request whose load failed. Its scheduled timestamp is 0. So its queue time lasts from the machine's start
+    back to when it was queued, and its prefill time from then to its end.
+    """
     named = {key.rpartition(".")[2]: value for key, value in fields.items()}
     both = named["time_in_queue"] + named["time_in_model_prefill"]  # from queued to the end
     return (

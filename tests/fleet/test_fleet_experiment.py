@@ -1,4 +1,7 @@
-"""The published experiment: what the L40S scenarios predict, with one seed, and that splitting pays on H100."""
+"""The published experiment: the predictions of the scenarios, with one seed.
+
+The L40S scenarios are compared with it; on H100, splitting pays.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def test_a_point_fits_within_a_tenth_and_a_range_widened_by_one() -> None:
 
 
 def test_the_published_collocation_chunked_its_prompts() -> None:
-    """Whole prompts would have stalled fewer streams for far longer: neither point of the tail fits."""
+    """Whole prompts would stall fewer streams for far longer.
+
+    Neither point of the tail then fits.
+    """
     tail = {
         point.arrivals_per_s: point
         for point in POINTS

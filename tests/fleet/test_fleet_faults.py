@@ -1,4 +1,4 @@
-"""Faults by name: what parses, what is refused and with which words, where and when one holds."""
+"""Faults by name: what parses, which errors are shown, where and when one holds."""
 
 from __future__ import annotations
 

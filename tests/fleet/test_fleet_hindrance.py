@@ -1,4 +1,7 @@
-"""What hinders a host, when, and what work takes then; what a client that reads nothing does to the reads of a proxy."""
+"""What hinders a host, when, and how long work takes then.
+
+The tests also cover what a client that does not read does to the reads of a proxy.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ def speed(by: list[Hindrance], at: int) -> float:
 
 @given(st.integers(0, 20_000), st.integers(1, 3000), st.sampled_from([0.0, 0.25, 0.5]), st.booleans())
 def test_work_takes_as_long_as_its_parts_do(begin: int, work: int, share: float, paused: bool) -> None:
-    """In units of a millisecond, done one by one."""
+    """Times are in units of a millisecond; the parts are done one by one."""
     by = [hindrance(share, 4000, 200)] + ([hindrance(0.0, 3000, 150)] if paused else [])
     took = hindered_ns(begin, work, by)
     done, at = 0.0, begin

@@ -1,4 +1,4 @@
-"""The latency model: means, bounds, load, speed, repeatability; and made-up text."""
+"""The latency model: means, bounds, load, speed, repeatability; and random text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The small parts of a virtual fleet: links, prefix caches, noise, costs, scenarios, workloads."""
+"""The small parts of a virtual fleet.
+
+They are links, prefix caches, noise, costs, scenarios and workloads.
+"""
 
 from __future__ import annotations
 

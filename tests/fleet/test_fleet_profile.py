@@ -1,4 +1,7 @@
-"""Latency profiles: the bundled ones load, durations read as Go writes them, mistakes are named."""
+"""Latency profiles: the bundled ones load, and mistakes are named.
+
+Durations are read as Go writes them.
+"""
 
 from __future__ import annotations
 

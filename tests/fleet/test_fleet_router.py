@@ -1,4 +1,4 @@
-"""The two-step router: what each worker gets, what the client sees, with every switch."""
+"""The two-step router with every switch: what workers get and clients see."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 class Worker:
-    """A stand-in for an engine that keeps what it was sent."""
+    """A stand-in for an engine that keeps the requests it received."""
 
     def __init__(self, kv: dict[str, Any] | None) -> None:
         self.kv = kv
@@ -134,7 +134,7 @@ async def test_a_load_through_engines_is_answered_and_timed(replace_ids: bool) -
     for each in sent:
         assert (each.ttft_token_ns is not None) == each.stream
         assert each.completion_tokens is not None
-        assert each.duration_ns > 10_000_000  # the router's thinking
+        assert each.duration_ns > 10_000_000  # the router's own time
         if each.stream:
             assert each.ttfb_ns is not None
             assert each.ttft_token_ns is not None

@@ -1,4 +1,7 @@
-"""A fleet in virtual time: the truth of every request, what each fault does and where, what hosts would have said of it."""
+"""A fleet in virtual time: the truth of every request and each fault's effect.
+
+The tests also cover where a fault acts and what the hosts report.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def simulate_run(*faults: str, scenario: Scenario = SPLIT, requests: int = 300, 
 
 
 def slow(run: list[VirtualRequest]) -> Counter[tuple[TruePhase | None, str | None]]:
-    """Where the faults made first tokens late."""
+    """Return the requests whose first token a fault delayed."""
     counted: Counter[tuple[TruePhase | None, str | None]] = Counter()
     for one in run:
         cause, ttft_ns = one.excess, one.truth.ttft_ns

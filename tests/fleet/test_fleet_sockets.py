@@ -1,6 +1,7 @@
-"""Faults over real sockets in real time: each shows in the truth where it should, and as what an engine or a client would see.
+"""Faults over real sockets in real time.
 
-Nothing here asserts that something is fast: durations are held against what the model itself waits for.
+Each shows in the truth where it should, and as what an engine or a client would see.
+Nothing here asserts that something is fast: durations are compared with what the model itself waits for.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ async def run(
     sent.sort(key=lambda each: each.index)
     truths = running.truths(sent)
     assert [truth.request_id for truth in truths] == [each.request_id for each in sent]
-    for truth in truths:  # whatever goes wrong, what is told is whole
+    for truth in truths:  # whatever goes wrong, each truth is complete
         assert all(ns >= 0 for ns in truth.phases.values()), truth
         assert sum(truth.phases.values()) == (truth.total_ns if truth.ttft_ns is None else truth.ttft_ns)
     return truths, sent
@@ -101,15 +102,21 @@ async def test_a_storm_preempts_and_the_streams_go_on(tmp_path: Path) -> None:
 
 
 async def test_a_host_that_stands_now_and_then_stalls_its_streams(tmp_path: Path) -> None:
-    """It runs for two seconds at most between two pauses, and the streams are longer: a step is of two milliseconds at least."""
+    """The host runs for two seconds at most between two pauses.
+
+    The streams are longer than that: a step takes two milliseconds at least.
+    """
     truths, sent = await run(tmp_path, "host_pause:d0:3", requests=3, concurrency=3, answer_tokens=(1050, 1050))
     assert {each.error for each in sent} == {None}
     assert all(max(truth.gaps_ns) >= 2900 * MS for truth in truths)
 
 
 async def test_an_engine_that_hangs_stalls_its_streams(tmp_path: Path) -> None:
-    """From 4 s after the start for two seconds, in the middle of streams that take longer than that to come so far. That it does
-    so once is for virtual time to say (test_fleet_hindrance.py): here the machine may stand as well."""
+    """The hang lasts two seconds from 4 s after the start, amid the streams.
+
+    The streams take longer than 4 s to come that far. test_fleet_hindrance.py checks in virtual time that it hangs once: here
+    the machine may pause too.
+    """
     truths, sent = await run(tmp_path, "engine_hung:d0:2@4-", requests=2, concurrency=2, answer_tokens=(2050, 2050))
     assert {each.error for each in sent} == {None}
     for truth in truths:
@@ -117,7 +124,10 @@ async def test_an_engine_that_hangs_stalls_its_streams(tmp_path: Path) -> None:
 
 
 async def test_a_throttled_gpu_makes_single_steps_long(tmp_path: Path) -> None:
-    """From 3.6 s after the start for 0.4 s: the streams begin before that and take longer than that."""
+    """The throttling lasts 0.4 s from 3.6 s after the start.
+
+    The streams begin before that and take longer.
+    """
     truths, sent = await run(tmp_path, "gpu_throttled:d0:20", requests=2, concurrency=2, answer_tokens=(1850, 1850))
     assert {each.error for each in sent} == {None}
     for truth in truths:
@@ -126,7 +136,7 @@ async def test_a_throttled_gpu_makes_single_steps_long(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_reads_nothing_has_its_answer_later(tmp_path: Path) -> None:
-    """One in five, the same in every run of a seed."""
+    """One client in five is slow, the same ones in every run of a seed."""
     slow_clients_s = parse("client_slow:edge:3", SMALL.hosts()).size
     _, sent = await run(tmp_path, requests=20, concurrency=20, slow_clients_s=slow_clients_s)
     assert {each.error for each in sent} == {None}
@@ -210,5 +220,5 @@ async def test_a_fault_begins_and_ends_while_the_fleet_runs(tmp_path: Path) -> N
 
 def test_every_fault_is_tried_here() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
-    clocks = {"clock_offset", "clock_drift"}  # they change what is said and not what is true: test_fleet_engine.py
+    clocks = {"clock_offset", "clock_drift"}  # they change the reports and not the truth: test_fleet_engine.py
     assert {name for name in FAULTS if f'"{name}:' not in text and f'("{name}"' not in text} == clocks

@@ -1,4 +1,7 @@
-"""What an emulated engine says on the plugin's socket: in the plugin's form, and as true as what the referee wrote down."""
+"""What an emulated engine sends on the plugin's socket.
+
+The events have the plugin's form and agree with the referee's truth.
+"""
 
 from __future__ import annotations
 
@@ -190,7 +193,7 @@ def test_a_sidecar_that_is_not_there_costs_events_and_they_are_counted(tmp_path:
 
 
 def test_its_words_are_the_plugins() -> None:
-    """One event of every kind that the emulator says, with as many fields as the plugin's."""
+    """The emulator sends every kind of event with as many fields as the plugin."""
     spoken, reports = _speaking(Hindrance(7, 0.0, 4_000_000_000, 300_000_000, 0, None))
     voice = spoken._voice
     assert voice is not None
@@ -220,7 +223,10 @@ def test_its_words_are_the_plugins() -> None:
 
 
 def _speaking(*pauses: Hindrance) -> tuple[Spoken, list[tuple[str, int, int | None]]]:
-    """Without a socket; and what it says: name, number of fields, time."""
+    """Run an emulated engine without a socket.
+
+    Returns it and its events: name, number of fields, time.
+    """
     statements: list[tuple[str, int, int | None]] = []
 
     class Kept(Voice):

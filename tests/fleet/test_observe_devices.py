@@ -1,4 +1,7 @@
-"""GPUs of a virtual fleet: what a sampler would have seen fits what the engines did, and is read as such to the end."""
+"""The GPUs of a virtual fleet.
+
+The samples fit what the engines did, and are read as such to the end.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ def test_busy_time_adds_up_to_the_steps(lengths: list[tuple[int, int]]) -> None:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pair of H100 nodes, 60 requests, with what its GPUs did."""
+    """The pair of H100 nodes, 60 requests, with the samples of its GPUs."""
     folder = tmp_path_factory.mktemp("pair")
     ran = virtual_run.ran(VirtualRunSettings(scenario=H100, requests=60, seed=1))
     came = arrivals(H100, ran.flights, (), seed=1, started_unix_ns=STARTED)

@@ -1,7 +1,8 @@
-"""Injects each fault into a fleet of its own and waits for its alert at a real pager: Prometheus, Alertmanager, webhook.
+"""Inject each fault into a fleet of its own and wait for its alert at a pager.
 
+The alert passes a real Prometheus, Alertmanager and webhook.
 Every fleet runs the shipped rules and inhibitions; only the objectives are those of fleets on two cores (slo.yaml beside this).
-Exits with 1 where an alert did not come in time or something else paged.
+Exits with 1 when an alert did not come in time or something else paged.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ QUANTILES = "quantiles"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where every case is right, else 1."""
+    """Return 0 when every case is right, else 1."""
     parser = argparse.ArgumentParser(prog="make test-oncall", description=__doc__)
     parser.add_argument(
         "names", nargs="*", metavar="FAULT", help="which to inject (default: all, a healthy fleet, and quantiles)"

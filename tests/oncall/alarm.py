@@ -1,7 +1,8 @@
-"""The alarm as a site has it: one Prometheus with the rules that ship, one Alertmanager with the inhibitions that ship, a pager.
+"""Run one Prometheus, one Alertmanager and a pager, as a site has them.
 
-The pager is a webhook receiver that writes down what reached it and when. Fleets come and go as scrape targets, each with a
-label ``cluster`` of its own.
+Prometheus has the rules that ship, Alertmanager the inhibitions that ship. The pager is a webhook receiver that records each
+notification and its time.
+Fleets come and go as scrape targets, each with its own label ``cluster``.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from typing import Any, Final
 from handrail_cli.subprocesses import HOST, Children, free_ports
 
 SHIPPED: Final = Path(__file__).parents[2] / "alerts" / "alertmanager.yaml"
-_PAGER: Final = "http://127.0.0.1:9095"  # where the shipped example has it
+_PAGER: Final = "http://127.0.0.1:9095"  # path in the shipped example
 _START_S: Final = 90.0
 
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """One alert as the pager got it. ``received_unix_s``: when."""
+    """One alert as the pager got it; ``received_unix_s`` is the time of receipt."""
 
     received_unix_s: float
     receiver: str
@@ -53,7 +54,10 @@ class Notification:
 
 
 def read_notification(body: bytes, receiver: str, received_unix_s: float) -> list[Notification]:
-    """Of a webhook's body (Alertmanager's version 4): its alerts. Raises ``ValueError`` for anything else."""
+    """Parse the alerts from a webhook's body (Alertmanager's version 4).
+
+    Raises ``ValueError`` for anything else.
+    """
     found = json.loads(body)
     if not isinstance(found, dict) or not isinstance(found.get("alerts"), list):
         raise ValueError("no notification of Alertmanager: no list of alerts in it")
@@ -70,7 +74,10 @@ def read_notification(body: bytes, receiver: str, received_unix_s: float) -> lis
 
 
 class Pager:
-    """Takes notifications on a free port while it is open. ``told``: all of them, in the order in which they came."""
+    """Receives notifications on a free port while it is open.
+
+    ``notifications``: all of them, in order of receipt.
+    """
 
     def __init__(self, file: Path) -> None:
         self.notifications: list[Notification] = []
@@ -89,7 +96,7 @@ class Pager:
                 self.end_headers()
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Silent."""
+                """Write nothing to the log."""
 
         self._server = ThreadingHTTPServer((HOST, 0), Handler)
         self.address = f"{HOST}:{self._server.server_address[1]}"
@@ -104,7 +111,7 @@ class Pager:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One alerting rule as Prometheus has it. ``wait_s``: its ``for``."""
+    """One alerting rule as Prometheus has it; ``wait_s`` is its ``for``."""
 
     name: str
     expr: str
@@ -113,7 +120,7 @@ class Rule:
 
 
 class Alarm:
-    """What runs. ``folder``: where its files are."""
+    """The running programs; ``folder`` holds their files."""
 
     def __init__(self, folder: Path, prometheus: str, pager: Pager) -> None:
         self.prometheus = prometheus
@@ -130,29 +137,29 @@ class Alarm:
             draft.replace(file)
 
     def forget(self, cluster: str) -> None:
-        """Scrape a fleet no more: its series end, and so do its alerts."""
+        """Stop scraping a fleet: its series end, and so do its alerts."""
         for job in ("sidecar", "collector"):
             (self._targets / f"{job}-{cluster}.json").unlink(missing_ok=True)
 
     def scraped(self, cluster: str) -> int:
-        """How many of its targets have answered."""
+        """Return how many targets of the fleet have answered."""
         found = self.ask(f'count(up{{cluster="{cluster}"}} == 1)')
         return int(float(found[0]["value"][1])) if found else 0
 
     def ask(self, query: str, at_unix_s: float | None = None) -> list[dict[str, Any]]:
-        """What an instant query answers."""
+        """Return the answer to an instant query."""
         requested_query = {"query": query, **({} if at_unix_s is None else {"time": f"{at_unix_s:.3f}"})}
         found: list[dict[str, Any]] = self._get("query", requested_query)["result"]
         return found
 
     def ask_range(self, query: str, since_unix_s: float, until_unix_s: float, step_s: float) -> list[dict[str, Any]]:
-        """What a range query answers; at most 11,000 steps."""
+        """Return the answer to a range query; at most 11,000 steps."""
         requested_query = {"query": query, "start": f"{since_unix_s:.3f}", "end": f"{until_unix_s:.3f}", "step": f"{step_s:g}"}
         found: list[dict[str, Any]] = self._get("query_range", requested_query)["result"]
         return found
 
     def rules(self) -> tuple[Rule, ...]:
-        """All alerting rules that are loaded."""
+        """Return all loaded alerting rules."""
         groups = self._get("rules", {"type": "alert"})["groups"]
         every = (rule for group in groups for rule in group["rules"])
         return tuple(Rule(rule["name"], rule["query"], float(rule["duration"]), rule["labels"]) for rule in every)
@@ -165,7 +172,10 @@ class Alarm:
 
 @contextmanager
 def alarm(folder: Path, slo: Path, interval_s: int) -> Iterator[Alarm]:
-    """Runs from here on. Raises ``FileNotFoundError`` without the programs, ``ChildError`` where one does not start."""
+    """Run the alarm while the context is entered.
+
+    Raises ``FileNotFoundError`` when the programs are missing, ``ChildError`` when one does not start.
+    """
     programs = {name: _program(name) for name in ("prometheus", "prometheus-alertmanager")}
     children, pager = Children(folder), Pager(folder / "notifications.jsonl")
     try:
@@ -185,7 +195,7 @@ def alarm(folder: Path, slo: Path, interval_s: int) -> Iterator[Alarm]:
 
 
 def _alertmanager(children: Children, folder: Path, program: str, address: str, pager: Pager) -> None:
-    """The shipped file; only the pager's address is another."""
+    """Write the shipped file with another pager's address."""
     shipped = SHIPPED.read_text(encoding="utf-8")
     if _PAGER not in shipped:
         raise ValueError(f"{SHIPPED} names no receiver at {_PAGER}")

@@ -1,4 +1,7 @@
-"""The faults that are injected, each into a fleet of its own, and the alert that has to reach the pager because of it."""
+"""Define the injected faults and the alert that each must cause at the pager.
+
+Each fault has a fleet of its own.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +28,24 @@ _LONG_STREAM: Final = Load(rate=None, requests=1, answer_tokens=(15_000, 15_000)
 
 
 class Run:
-    """What a case does to its fleet beside the faults that its processes were told of."""
+    """What a case does to its fleet, beside the faults set in its processes."""
 
     def begin(self, fleet: Fleet) -> None:
-        """At ``FAULT_AT_S`` of the run."""
+        """Start the fault, at ``FAULT_AT_S`` of the run."""
 
     def go_on(self, fleet: Fleet, since_s: float) -> None:
-        """Again and again after that; ``since_s``: since ``begin``."""
+        """Continue; called repeatedly. ``since_s``: seconds since ``begin``."""
 
     def end(self) -> None:
-        """When the fleet ends."""
+        """Stop, when the fleet ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """``alert`` with these ``labels`` is to reach the pager; ``told``: the fault in words, for the page."""
+    """A case whose ``alert`` with these ``labels`` must reach the pager.
+
+    ``expected_text``: the fault in words, for the page.
+    """
 
     name: str
     expected_text: str
@@ -73,7 +79,7 @@ class _RestartEngine(Run):
 
 
 class _StopForAWhile(Run):
-    """The process gets no processor for three quarters of a minute."""
+    """Stop the process for three quarters of a minute."""
 
     def __init__(self, name: str) -> None:
         self._name, self._stopped = name, False
@@ -89,7 +95,7 @@ class _StopForAWhile(Run):
 
 
 class _PauseHost(Run):
-    """Engine and sidecar of a host stand still together for a moment every four seconds."""
+    """Pause engine and sidecar of a host together for a moment every four seconds."""
 
     def __init__(self, host: str, lasts_s: float) -> None:
         self._names = (f"engine-{host}", f"sidecar-{host}")
@@ -116,7 +122,10 @@ class _PauseHost(Run):
 
 
 class _CutOff(Run):
-    """The way from D's sidecar to the collector. ``way`` is given to the shape."""
+    """Cut the way from D's sidecar to the collector.
+
+    ``ways``: the relays that the shape puts there.
+    """
 
     def __init__(self, ways: list[Relay]) -> None:
         self._ways = ways

@@ -1,4 +1,7 @@
-"""What came of a case: whether the right alert came in time, what came with it, and whether that is what the runbook says."""
+"""Judge a case: the right alert in time, and nothing but its companions.
+
+The runbook says what may come with it.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,17 @@ from handrail_alerts.inhibition import COMPANIONS
 from oncall.alarm import Notification
 
 INTERVALS: Final = 2
-"""So many evaluations after its ``for`` an alert may take to the pager."""
+"""Evaluation intervals that an alert may take to the pager after its ``for``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Times in seconds. ``late_s``: from when the condition had held for as long as the rule's ``for``, until the pager had it;
-    None: it never came. ``after_s``: the same from the fault's beginning. ``pages`` and ``tickets``: what else came, by name.
-    ``wrong``: why this is no success, empty where it is one.
+    """The result of a case; times are in seconds.
+
+    ``late_s``: from when the condition had held for the rule's ``for`` until the pager got the alert; None: it never came.
+    ``after_s``: the same from the fault's beginning.
+    ``pages`` and ``tickets``: what else came, by name.
+    ``wrong``: why the case failed, empty when it succeeded.
     """
 
     name: str
@@ -37,13 +43,16 @@ def matches(notification: Notification, alert: str, labels: Mapping[str, str]) -
 
 
 def first(notifications: Iterable[Notification], alert: str, labels: Mapping[str, str]) -> Notification | None:
-    """The earliest of this alert that says that it fires."""
+    """Return the earliest firing notification of this alert."""
     found = [each for each in notifications if not each.resolved and matches(each, alert, labels)]
     return min(found, key=lambda each: each.received_unix_s) if found else None
 
 
 def others(notifications: Iterable[Notification], alert: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the pages and of the tickets beside ``alert``, each once, in the order in which they came."""
+    """Return the names of the pages and of the tickets beside ``alert``.
+
+    Each name is there once, in order of arrival.
+    """
     firing = [each for each in notifications if not each.resolved and each.name != alert]
     return tuple(tuple(dict.fromkeys(each.name for each in firing if each.pages is pages)) for pages in (True, False))  # type: ignore[return-value]
 
@@ -51,10 +60,11 @@ def others(notifications: Iterable[Notification], alert: str) -> tuple[tuple[str
 def first_true(
     series: Sequence[Mapping[str, Any]], cluster: str, labels: Mapping[str, str], until_unix_s: float, step_s: float = 1.0
 ) -> float | None:
-    """Of a range query's answer: since when a series of this cluster with these labels has been there, in unix seconds, at the
-    earliest: a step before it was seen.
+    """Return since when a series of this cluster with these labels exists.
 
-    Where it came and went, the last time that it came not after ``until_unix_s``: an alert's ``for`` begins anew with each.
+    ``series`` is the answer to a range query. The result is in unix seconds, at the earliest: one step before the series was
+    seen.
+    If the series came and went, it is the last beginning not after ``until_unix_s``: an alert's ``for`` starts again with each.
     """
     begins = []
     for each in series:
@@ -78,7 +88,11 @@ def judge(
     wait_s: float,
     interval_s: float,
 ) -> Verdict:
-    """``told``: all that the pager got of this cluster. ``true_unix_s``: when the alert's expression first held."""
+    """Judge a case by its notifications.
+
+    ``notifications``: all that the pager got from this cluster.
+    ``true_unix_s``: when the alert's expression first held.
+    """
     if alert is None:
         pages, tickets = others(notifications, "")
         wrong = tuple(f"{each} came though nothing was wrong" for each in (*pages, *tickets))

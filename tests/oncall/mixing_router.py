@@ -1,4 +1,6 @@
-"""A router with a fault of its own: from a time of the run on it gives two requests that are under way each other's KV.
+"""A faulty router that swaps the KV of two concurrent requests.
+
+The fault starts at ``FAULT_AT_S`` of the run.
 
 python -m tests.oncall.mixing_router router ...     (the command line is that of the fleet's router)
 """
@@ -16,13 +18,16 @@ from handrail_sim.emulator import router
 from handrail_sim.emulator.__main__ import main
 
 FAULT_AT_S: Final = 90.0
-"""Seconds of the run: when the faults of these fleets begin."""
+"""Seconds of the run at which the faults of these fleets begin."""
 
-_WAITS_S: Final = 0.5  # no more: whoever waits is late to its first token
+_WAITS_S: Final = 0.5  # at most this: a request that waits gets its first token late
 
 
 class MixingRouter(router.Router):
-    """Waits for a second request to mix the first one up with; alone, a request keeps its own keys."""
+    """Waits for a second request and swaps their keys.
+
+    A request alone keeps its own keys.
+    """
 
     def __init__(self, settings: router.RouterSettings) -> None:
         super().__init__(settings)

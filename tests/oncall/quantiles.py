@@ -1,8 +1,9 @@
-"""Quantiles that the boards show, against the raw values of whoever made the load: within a tenth, from 1 ms to 100 s.
+"""Compare the quantiles of the boards with the raw values of the load.
 
-The middle comes of a real fleet: raw is what the client measured. The extremes would take a day of waiting, so values are
-handed to a sidecar's own counting and read from its own page: raw is what was handed over. A window begins and ends with a scrape
-while nothing goes on, so both sides are of the same requests.
+Each must be within a tenth, from 1 ms to 100 s.
+The middle range comes from a real fleet: its raw values are the client's measurements.
+The extremes would take a day of waiting, so values go directly to a sidecar's own counters and are read from its page.
+A window begins and ends with a scrape while nothing happens, so both sides cover the same requests.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ _FAULTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One quantile, in seconds. ``of``: "fleet" or the band of values; ``what``: ttft or gap; ``count``: how many raw values."""
+    """One quantile, in seconds.
+
+    ``of``: "fleet" or the band of values. ``what``: ttft or gap. ``count``: how many raw values.
+    """
 
     of: str
     what: str
@@ -59,18 +63,18 @@ class Reading:
 
     @property
     def error(self) -> float:
-        """Of the raw value, a share."""
+        """Return the error as a share of the raw value."""
         return abs(self.shown_s / self.raw_s - 1)
 
 
 def exact(values: Sequence[float], share: float) -> float:
-    """The smallest value that so many are not above."""
+    """Return the smallest value that is not below this share of the values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)]
 
 
 def query(what: str, share: str, cluster: str, model: str, role: str, window_s: float) -> str:
-    """The board's own query of a quantile, with its variables chosen."""
+    """Return the board's own query of a quantile, with its variables set."""
     boards = json.loads(dashboards(Choices())["fleet.json"])["panels"]
     (panel,) = (each for each in boards if each["title"] == _PANELS[what])
     place = [word for _, word in SHARES].index(share)
@@ -84,7 +88,7 @@ def query(what: str, share: str, cluster: str, model: str, role: str, window_s: 
 
 
 def measure(alarm: Alarm, folder: Path, interval_s: float, say: Callable[[str], None]) -> list[Reading]:
-    """All readings; takes some ten minutes."""
+    """Return all readings; takes some ten minutes."""
     say("quantiles: values from 1 ms to 100 s through a sidecar's page")
     found = _extremes(alarm, interval_s)
     say("quantiles: a fleet's own, by its clients")
@@ -99,7 +103,7 @@ def _extremes(alarm: Alarm, interval_s: float) -> list[Reading]:
         name: [round(low * (high / low) ** draw.random() * _SECOND) for _ in range(_VALUES)]
         for name, (low, high) in models.items()
     }
-    for model, values in raw.items():  # one each before the window: a series has to be there to grow
+    for model, values in raw.items():  # one each before the window: a series must exist before it can grow
         made.live.first_token(model, values[0], "")
         made.live.gaps_of(model).extend(values[:1])
     with _page(Registry(sidecar_rows(made))) as address:
@@ -169,13 +173,16 @@ def _literal(model: str) -> str:
 
 
 def _scrapes(alarm: Alarm, cluster: str, role: str) -> list[float]:
-    """When the series of its sidecar of this role were read, oldest first, in unix seconds."""
+    """Return when Prometheus scraped the sidecar of this role, oldest first.
+
+    Times are unix seconds.
+    """
     found = alarm.ask(f'handrail_ttft_seconds_count{{cluster="{cluster}", scope="{role}"}}[1h]')
     return [float(at) for at, _ in found[0]["values"]] if found else []
 
 
 def _next_scrape(alarm: Alarm, cluster: str, interval_s: float) -> float:
-    """The second one from now: what has ended is in it."""
+    """Wait for the second scrape from now, which includes all that has ended."""
     now = time.time()
     _wait(lambda: len([at for at in _scrapes(alarm, cluster, "edge") if at > now]) >= 2, interval_s)
     return _scrapes(alarm, cluster, "edge")[-1]
@@ -191,7 +198,7 @@ def _wait(holds: Callable[[], bool], interval_s: float) -> None:
 
 @contextmanager
 def _page(metrics: Registry) -> Iterator[str]:
-    """A sidecar's admin server in a thread of its own; its address."""
+    """Serve a sidecar's admin page in a thread of its own; yield its address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="page")
     thread.start()
@@ -215,5 +222,5 @@ def mean_error(readings: Sequence[Reading]) -> float:
 
 
 def wrong(readings: Sequence[Reading]) -> list[str]:
-    """Those that are not within a tenth."""
+    """Return the readings that are not within a tenth."""
     return [f"{each.of}: {each.share} of {each.what} {each.error:.1%} off" for each in readings if each.error > WITHIN]

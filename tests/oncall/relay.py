@@ -1,4 +1,4 @@
-"""A network between two processes that can be cut: a TCP relay in a thread of its own."""
+"""A TCP relay in a thread: a network link that can be cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from handrail_cli.subprocesses import HOST
 
 
 class Relay:
-    """Carries connections to ``target`` (host:port) until ``cut``; after that they end and none is taken."""
+    """Carries connections to ``target`` (host:port) until ``cut``.
+
+    Then they end and no new one is accepted.
+    """
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -24,9 +27,9 @@ class Relay:
         self._ready.wait()
 
     def cut(self) -> None:
-        """Also a second time."""
+        """Cut the link; may be called again."""
         if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # it ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the connection ended meanwhile
                 self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 
@@ -61,7 +64,7 @@ class Relay:
             finally:
                 far_writer.close()
         except (OSError, asyncio.CancelledError):
-            pass  # one end is gone, or the cut; whoever waits for this task is told nothing
+            pass  # one end is gone, or the link is cut; a waiter for this task gets no exception
         finally:
             writer.close()
             self._carrying.discard(task)

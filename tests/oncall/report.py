@@ -19,7 +19,7 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "oncall.md"
 
 
 def table(verdicts: Iterable[Verdict]) -> Table:
-    """One line a fault."""
+    """Return a table with one line for each fault."""
     shown = Table("fault", "alert", "for", "late", "after the fault", "with it", "", box=None)
     for each in verdicts:
         shown.add_row(
@@ -35,7 +35,10 @@ def table(verdicts: Iterable[Verdict]) -> Table:
 
 
 def markdown(verdicts: Iterable[Verdict], before: str = "") -> str:
-    """The page's table. ``before``: the one that stands there; its rows of other faults stay."""
+    """Return the page's table; rows of other faults in ``before`` stay.
+
+    ``before``: the current table of the page.
+    """
     rows = {}
     for each in verdicts:
         cells = (
@@ -50,7 +53,7 @@ def markdown(verdicts: Iterable[Verdict], before: str = "") -> str:
 
 
 def quantile_table(readings: Sequence[Reading]) -> Table:
-    """One line a quantile, and what the mean error is."""
+    """Return a line for each quantile, and the mean error."""
     title = f"quantiles that the boards show: mean error {mean_error(readings):.1%}, highest {max(r.error for r in readings):.1%}"
     shown = Table("of", "what", "", "raw", "shown", "error", title=title, title_justify="left", box=None)
     for each in readings:
@@ -59,7 +62,10 @@ def quantile_table(readings: Sequence[Reading]) -> Table:
 
 
 def quantile_markdown(readings: Sequence[Reading]) -> str:
-    """A line for each distribution: raw and shown p50, p99 and p99.9, and the highest error of the three."""
+    """Return one line for each distribution.
+
+    It has the raw and shown p50, p99 and p99.9, and the highest error of the three.
+    """
     lines = ["| values | what | raw p50, p99, p99.9 | shown | highest error |", "|---|---|---|---|---|"]
     for of, what in dict.fromkeys((each.of, each.what) for each in readings):
         found = [each for each in readings if (each.of, each.what) == (of, what)]
@@ -72,7 +78,10 @@ def quantile_markdown(readings: Sequence[Reading]) -> str:
 
 
 def write_page(verdicts: Sequence[Verdict], readings: Sequence[Reading], how: str) -> None:
-    """Replace in docs/oncall.md what was measured now. Raises ``ValueError`` where the page has no place for it."""
+    """Replace in docs/oncall.md what was measured now.
+
+    Raises ``ValueError`` when the page has no place for it.
+    """
     page = PAGE.read_text(encoding="utf-8")
     if verdicts:
         page = _replaced(page, "faults", f"Last measured {how}.\n\n{markdown(verdicts, _between(page, 'faults'))}")

@@ -1,4 +1,7 @@
-"""Runs the cases side by side, as many as the machine bears, and judges each when its alert has come or its time is up."""
+"""Run the cases side by side, as many as the machine can take.
+
+Each is judged when its alert has come or its time is over.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,16 @@ from oncall.judge import Verdict, first, first_true, judge
 
 STARTS_AT_ONCE = 2
 LINGER_S = 75.0
-"""So long after its alert a fleet goes on, for what comes with it: more than Alertmanager's group_interval."""
+"""Seconds that a fleet runs after its alert, for what comes with it.
+
+It is more than Alertmanager's group_interval.
+"""
 
 SLACK_S = 360.0
-"""So long after fault and ``for`` an alert may take before it is given up: windows have to fill first."""
+"""Seconds after fault and ``for`` until an alert is given up.
+
+Windows have to fill first.
+"""
 
 _POLL_S = 0.25
 _STEP_S = 1.0
@@ -26,7 +35,7 @@ _STEP_S = 1.0
 
 @dataclass(slots=True)
 class _Going:
-    """One case on its way. Times are unix seconds."""
+    """One case in progress; times are unix seconds."""
 
     case: Case
     fleet: Fleet
@@ -44,7 +53,7 @@ class _Going:
 
 @dataclass(slots=True)
 class Bench:
-    """``say``: progress, a line at a time."""
+    """Runs the cases; ``say`` gets the progress, a line at a time."""
 
     alarm: Alarm
     folder: Path
@@ -52,9 +61,10 @@ class Bench:
     say: Callable[[str], None]
 
     def run(self, cases: Sequence[Case], at_once: int, healthy_s: float) -> list[Verdict]:
-        """In the order given. ``healthy_s``: how long a case without an alert goes on.
+        """Run the cases in the given order.
 
-        Each is judged again when all are over: what reaches the pager once a fleet has gone counts as well.
+        ``healthy_s``: how long a case without an alert runs.
+        Each is judged again at the end: a notification that reaches the pager after its fleet has gone counts too.
         """
         rules = self.alarm.rules()
         waiting, seen = list(cases), 0
@@ -99,7 +109,7 @@ class Bench:
                     each.unfinished = each.fleet[each.case.unfinished].poll() is None
 
     def _step(self, each: _Going, healthy_s: float) -> bool:
-        """Whether it is over."""
+        """Advance one case; return whether it is over."""
         now = time.time()
         if each.starting is not None:
             try:
@@ -133,7 +143,10 @@ class Bench:
         return False
 
     def _begun(self, each: _Going, now: float) -> float:
-        """Since when the fault is there: what the fleet's processes do by themselves came when it was due."""
+        """Start the fault; return since when it exists, in unix seconds.
+
+        A fault of the fleet's own processes exists from its due time.
+        """
         each.run.begin(each.fleet)
         assert each.began_s is not None
         return each.began_s + each.case.at_s if type(each.run) is Run else now
@@ -169,7 +182,7 @@ class Bench:
 
 
 def _rule(case: Case, rules: Sequence[Rule], labels: Mapping[str, str]) -> Rule:
-    """The rule of the case's alert; of several, the one that the labels speak of."""
+    """Return the rule of the case's alert, or of several the one for these labels."""
     named = [rule for rule in rules if rule.name == case.alert]
     if not named:
         raise ValueError(f"{case.name}: no rule is called {case.alert}")

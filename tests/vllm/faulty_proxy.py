@@ -1,8 +1,10 @@
-"""The two-step proxy, which also does to a hand-off what a request's ``X-Fault`` header asks for: the truth of the fault tests.
+"""A two-step proxy that injects the hand-off fault of a request's ``X-Fault``.
 
-It notes of each request what it did and what P had offered, so that a test asks nobody under test. Run as ``python -m
-vllm.faulty_proxy --prefill URL --decode URL --control FOLDER ...``. A request that is to wait between its steps says so by a file
-``<id>.held`` in the folder and goes on once ``<id>.go`` is there; ``<id>.left`` says that its client left while D had it.
+It is the truth of the fault tests: for each request it records what it did and what P had offered. A test needs nothing under
+test to know that.
+Run as ``python -m vllm.faulty_proxy --prefill URL --decode URL --control FOLDER ...``.
+A request that waits between its steps writes a file ``<id>.held`` to the folder and continues once ``<id>.go`` is there.
+``<id>.left`` means that its client left while D had it.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ _POLL_S = 0.02
 
 
 class Fault(str, Enum):
-    """What is done between the two steps."""
+    """What the proxy does between the two steps."""
 
     NONE = "none"
     BAD_BLOCKS = "bad_blocks"  # ids that P never had
-    DEAD_PORT = "dead_port"  # an engine nobody met, at a side channel where nobody listens
+    DEAD_PORT = "dead_port"  # an unknown engine, at a side channel where nothing listens
     WAIT = "wait"  # until the test lets it go on
-    NEVER = "never"  # D is not asked at all
+    NEVER = "never"  # D gets no request
     FEW_BLOCKS = "few_blocks"  # fewer than the prompt needs
     NO_ENGINE = "no_engine"  # remote_engine_id is missing
 
@@ -46,7 +48,7 @@ def _bad_blocks(params: dict[str, Any]) -> None:
 
 
 def _dead_port(params: dict[str, Any]) -> None:
-    # an engine of its own for each: requests that wait for one engine share its handshake, and its end
+    # an own engine for each: requests that wait for one engine share its handshake, and its end
     params |= {"remote_port": free_port(), "remote_engine_id": str(uuid.uuid4())}
 
 
@@ -74,7 +76,10 @@ class Settings:
 
 
 class FaultyProxy:
-    """One application; its log is ``done.jsonl`` in the control folder, one line a request, written before D is asked."""
+    """The proxy's application; it logs to ``done.jsonl`` in the control folder.
+
+    A request has one line, written before D gets it.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -88,14 +93,14 @@ class FaultyProxy:
 
     async def _client(self, app: web.Application) -> Any:
         timeout = aiohttp.ClientTimeout(total=None, connect=10)
-        # a connection of its own for each request: one that is given up is closed, so that the engine hears of it
+        # own connection for each request: a given-up one is closed, so the engine notices
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
             self._session = session
             yield
 
     async def relay(self, request: web.Request) -> web.StreamResponse:
-        """A client that leaves cancels this, and with it the call that is under way."""
+        """Relay one request; a client that leaves cancels this and its upstream call."""
         body = await request.json()
         fault = Fault(request.headers.get(HEADER, Fault.NONE.value))
         headers = {name: request.headers[name] for name in ("X-Request-Id", "traceparent") if name in request.headers}
@@ -141,7 +146,7 @@ class FaultyProxy:
 
 
 def read_done(control: Path) -> dict[str, dict[str, Any]]:
-    """What was done, by request id."""
+    """Return what was done, by request id."""
     path = control / "done.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return {line["request_id"]: line for line in map(json.loads, lines)}

@@ -1,6 +1,7 @@
-"""Engines with the plugin, sidecars that listen to it, an edge, a collector, and between them a proxy that spoils hand-offs.
+"""A bed of engines, sidecars, edge, collector and a proxy that spoils hand-offs.
 
-The engines may be started, killed and started again while the rest goes on; each keeps its port, so it is one instance.
+The engines have the plugin. They may be started, killed and started again while the rest runs. Each keeps its port, so it is
+one instance.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bed:
-    """What goes on while engines come and go."""
+    """The processes that run while engines come and go."""
 
     installation: Installation
     folder: Path
-    site: Path  # the package, as it is installed in the engines' environment
+    site: Path  # the package, as installed in the engines' environment
     ports: Mapping[str, int]  # of the engines, by role
     edge_url: str
     proxy_url: str  # behind the edge
@@ -72,7 +73,7 @@ class Bed:
             engine.wait_healthy(deadline_s)
 
     def kill(self, role: str) -> None:
-        """SIGKILL to every process of the engine at once."""
+        """Send SIGKILL to every process of the engine at once."""
         os.killpg(self.engines[role].child.pid, signal.SIGKILL)
         self.stop(role)
 
@@ -84,14 +85,17 @@ class Bed:
     # --- what Handrail says ---------------------------------------------------------------------------------------------
 
     def rows(self) -> dict[str, list[RequestRow]]:
-        """By the client's request id."""
+        """Return the rows by the client's request id."""
         found: dict[str, list[RequestRow]] = {}
         for row in self.api.rows():
             found.setdefault(row.client_request_id or "", []).append(row)
         return found
 
     def wait_rows(self, enough: Callable[[dict[str, list[RequestRow]]], bool], timeout_s: float) -> dict[str, list[RequestRow]]:
-        """The rows once ``enough`` likes them, else what there is when the time is up: an assertion then says more."""
+        """Return the rows once ``enough`` accepts them, else what exists at the timeout.
+
+        An assertion then shows more than an exception.
+        """
         deadline_s = time.monotonic() + timeout_s
         while not enough(rows := self.rows()) and time.monotonic() < deadline_s and self.collector.exit_status is None:
             time.sleep(_POLL_S * 3)
@@ -101,7 +105,7 @@ class Bed:
         return [fetch_from_json(each) for each in self.api.get("/fetches", limit="10000")["fetches"]]
 
     def findings(self) -> list[FindingRow]:
-        """Of no single request, all that are published so far."""
+        """Return all published findings so far; a finding concerns no single request."""
         reader = StoreReader(self.data / "store")
         try:
             found = reader.events(Table.FINDINGS, 0, time.time_ns() + 10**9)
@@ -110,7 +114,7 @@ class Bed:
         return [each for each in found if isinstance(each, FindingRow)]
 
     def process_events(self) -> list[ProcessEventRow]:
-        """All that are published so far."""
+        """Return all published process events so far."""
         reader = StoreReader(self.data / "store")
         try:
             found = reader.events(Table.PROCESS_EVENTS, 0, time.time_ns() + 10**9)
@@ -119,7 +123,10 @@ class Bed:
         return [each for each in found if isinstance(each, ProcessEventRow)]
 
     def wait_event(self, kind: str, pid: int, timeout_s: float = 180.0) -> ProcessEventRow:
-        """The event of ``kind`` of the process ``pid``, once there is one. Fails when the time is up."""
+        """Return the event of ``kind`` of the process ``pid``, once it exists.
+
+        Fails at the timeout.
+        """
         deadline_s = time.monotonic() + timeout_s
         while not (found := [e for e in self.process_events() if (e.kind, e.pid) == (kind, pid)]):
             assert time.monotonic() < deadline_s, f"{kind} of {pid} is not told"
@@ -129,7 +136,7 @@ class Bed:
     # --- the proxy's control folder ---------------------------------------------------------------------------------------
 
     def wait_held(self, *request_ids: str, timeout_s: float = 240.0) -> None:
-        """Return once all of them stand between their steps."""
+        """Return once all of them wait between their steps."""
         wait_for(
             lambda: all((self.control / f"{each}.held").exists() for each in request_ids), "held between the steps", timeout_s
         )
@@ -139,7 +146,10 @@ class Bed:
 
 
 def processes(engine: Engine, title: str) -> list[int]:
-    """Pids of the engine whose title begins so: ``VLLM::EngineCore``, ``VLLM::Worker``; all of them for an empty one."""
+    """Return the pids of the engine whose title begins so.
+
+    Titles: ``VLLM::EngineCore``, ``VLLM::Worker``; an empty one matches all.
+    """
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -158,7 +168,7 @@ def wait_for(holds: Callable[[], bool], what: str, timeout_s: float) -> None:
 
 @contextlib.contextmanager
 def running_bed(installation: Installation, folder: Path) -> Iterator[Bed]:
-    """Everything but the engines. Whoever sends is stopped before whoever receives."""
+    """Start everything but the engines; stop senders before receivers."""
     folder.mkdir(parents=True, exist_ok=True)
     control = folder / "control"
     control.mkdir()

@@ -1,9 +1,12 @@
-"""Runs in the engine's environment: what vLLM itself allocates for models, by their config alone. No weights, no GPU, no server.
+"""Print the KV cache that vLLM allocates for models, from their config alone.
+
+It runs in the engine's environment and needs no weights, no GPU, no server.
 
     python kv_specs.py TP KV_DTYPE < configs.json
 
-Reads a JSON object of configs by name; writes one JSON object a line: name, and a list of (class, block_size, bytes of one block,
-window, layers). Models are built on torch's meta device, as one rank of ``TP`` in a process group that only pretends.
+Reads a JSON object of configs by name. Writes one JSON object a line: name, and a list of (class, block_size, bytes of one
+block, window, layers).
+Models are built on torch's meta device, as one rank of ``TP`` in a process group that only pretends.
 """
 
 from __future__ import annotations
@@ -33,17 +36,22 @@ TEXT_ARCHITECTURES = {
     "gemma3n_text": "Gemma3nForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
 }
-"""The language model alone of a multi-modal one, whose image code needs torchvision."""
+"""Architecture of a multi-modal model's language model, by model type.
+
+The image code of the whole model needs torchvision.
+"""
 SMALL = {
     "gemma3n_text": {"hidden_size": 64, "intermediate_size": [64] * 35, "vocab_size": 512, "vocab_size_per_layer_input": 512}
 }
-"""What has nothing to do with the cache, made small: this model reads a number while it is built, which the meta device has
-not."""
-BLOCK_SIZE = 32  # what the CPU's attention takes; MLA chooses its own
+"""Settings unrelated to the cache, made small.
+
+This model reads a number while it is built, which the meta device does not have.
+"""
+BLOCK_SIZE = 32  # what the CPU's attention accepts; MLA chooses its own
 
 
 def pretend_ranks(tp: int) -> None:
-    """A world of ``tp`` ranks of which this is the first. Nothing is ever sent."""
+    """Make a world of ``tp`` ranks of which this is the first; nothing is ever sent."""
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=tp)
     new_group, begin = torch.distributed.new_group, groups.GroupCoordinator.__init__
 
@@ -61,7 +69,10 @@ def pretend_ranks(tp: int) -> None:
 
 
 def specs(config: dict[str, Any], tp: int, kv_dtype: str) -> list[list[Any]]:
-    """(class, block_size, bytes of a block, window, layers) of every kind of layer that keeps something."""
+    """Return every kind of layer that keeps something.
+
+    Each is (class, block_size, bytes of a block, window, layers).
+    """
     text = config.get("text_config")
     if text is not None:
         config = {"torch_dtype": config.get("torch_dtype"), **text, "architectures": [TEXT_ARCHITECTURES[text["model_type"]]]}
@@ -101,7 +112,7 @@ def main() -> None:
     for name, config in json.load(sys.stdin).items():
         try:
             answer: dict[str, Any] = {"specs": specs(config, tp, kv_dtype)}
-        except Exception as error:  # one model that this CPU cannot build costs no other
+        except Exception as error:  # a model that this CPU cannot build does not end the others
             answer = {"error": f"{type(error).__name__}: {error}"[:400]}
         print(json.dumps({"name": name, **answer}), flush=True)
 

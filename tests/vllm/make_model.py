@@ -1,8 +1,11 @@
-"""Makes the two model folders of the test bed, with no download: a tiny Qwen3 (2 layers, hidden 128) and a byte-level BPE of 2048
-tokens trained on the standard library's own sources (6 s). Runs in the engine's environment.
+"""Make the two model folders of the test bed, without a download.
 
-``tiny-qwen3`` has no weights (``--load-format dummy``); its output hardly depends on the prompt. ``tiny-qwen3-rand`` has random
-weights wide enough (std 0.25) that its output depends on the KV cache, so that a test can see a wrong hand-off.
+Both have a tiny Qwen3 (2 layers, hidden 128) and a byte-level BPE of 2048 tokens, trained on the standard library's own sources
+(6 s).
+Runs in the engine's environment.
+``tiny-qwen3`` has no weights (``--load-format dummy``); its output hardly depends on the prompt.
+``tiny-qwen3-rand`` has random weights wide enough (std 0.25) that its output depends on the KV cache, so that a test can detect
+a wrong hand-off.
 """
 
 import argparse
@@ -26,7 +29,10 @@ WEIGHT_STD = 0.25
 
 
 def train_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE, so that every text can be encoded and some tokens are half a character, as in real models."""
+    """Train a byte-level BPE.
+
+    Every text can be encoded and some tokens are half a character, as in real models.
+    """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()

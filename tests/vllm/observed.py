@@ -1,7 +1,8 @@
-"""A real pair with the plugin in both engines, and plugin sources in this process that keep every record.
+"""A real pair with the plugin in both engines, and their recorded plugin data.
 
-The package reaches the engine's environment by PYTHONPATH: a folder with a link to the package and the metadata that names the
-entry point of ``pyproject.toml``, as an installed wheel would have it.
+Plugin sources in this process keep every record.
+The package reaches the engine's environment by PYTHONPATH: a folder has a link to the package and the metadata with the entry
+point of ``pyproject.toml``, like an installed wheel.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ R = TypeVar("R")
 
 
 def make_plugin_site(folder: Path) -> Path:
-    """A folder for PYTHONPATH that holds the package as if it were installed."""
+    """Make a PYTHONPATH folder that holds the package as if it were installed."""
     folder.mkdir(parents=True)
     (folder / "handrail").symlink_to(_ROOT / "sidecar/handrail")
     info = folder / "handrail-0.1.0.dist-info"
@@ -48,14 +49,17 @@ def make_plugin_site(folder: Path) -> Path:
 
 
 def _entry_points(pyproject: str) -> str:
-    """The plugin's section of pyproject.toml in the form of entry_points.txt; ``tomllib`` is not in Python 3.10."""
+    """Return the plugin's section of pyproject.toml in the form of entry_points.txt.
+
+    ``tomllib`` is not in Python 3.10.
+    """
     section = pyproject.split('[project.entry-points."vllm.general_plugins"]\n', 1)[1].split("\n\n", 1)[0]
     return "[vllm.general_plugins]\n" + section.replace('"', "") + "\n"
 
 
 @dataclass(slots=True)
 class ReceivedRecords:
-    """What one source said. Written by the loop's thread, read by the test's."""
+    """What one source received; the loop's thread writes, the test's reads."""
 
     source: PluginSource
     records: list[Observation] = field(default_factory=list)
@@ -65,7 +69,7 @@ class ReceivedRecords:
         return [record for record in tuple(self.records) if isinstance(record, kind)]
 
     def final(self, kind: type[R]) -> list[R]:
-        """The last final record of each span."""
+        """Return the last final record of each span."""
         found: dict[str, R] = {}
         for record in self.of(kind):
             if not getattr(record, "provisional", False):
@@ -73,33 +77,39 @@ class ReceivedRecords:
         return list(found.values())
 
     def fetch_of(self, request_id: str, timeout_s: float = RECORDS_S) -> KvFetch:
-        """The one final fetch of the request that a client called ``request_id``."""
+        """Return the final fetch of the request with the client's id ``request_id``.
+
+        There is exactly one.
+        """
         mine = self.wait(KvFetch, lambda found: any(f"-{request_id}-" in f.request_id for f in found), timeout_s)
         (fetch,) = [f for f in mine if f"-{request_id}-" in f.request_id]
         return fetch
 
     def publish_of(self, request_id: str, enough: Callable[[KvPublish], bool], timeout_s: float = RECORDS_S) -> KvPublish:
-        """The newest record of the publish of ``request_id``, as soon as ``enough`` likes it."""
+        """Return the newest publish record of ``request_id`` once ``enough`` accepts it."""
         mine = self.wait(KvPublish, lambda found: any(f"-{request_id}-" in p.request_id and enough(p) for p in found), timeout_s)
         (publish,) = [p for p in mine if f"-{request_id}-" in p.request_id]
         return publish
 
     def wait_published(self, request_id: str, timeout_s: float = RECORDS_S) -> None:
-        """Return once its publish was heard: a process that is killed takes its last 0.1 s along."""
+        """Return once the publish of the request has arrived.
+
+        A killed process loses its last 0.1 s.
+        """
         deadline_s = time.monotonic() + timeout_s
         while not any(f"-{request_id}-" in each for each in tuple(self.source.merge.publishes.open)):
             assert time.monotonic() < deadline_s, f"{request_id} was not published"
             time.sleep(0.02)
 
     def wait_records(self, kind: type[R], count: int, timeout_s: float = RECORDS_S) -> list[R]:
-        """All records of ``kind``, as soon as there are ``count``."""
+        """Return all records of ``kind`` once there are ``count``, else at the timeout."""
         deadline_s = time.monotonic() + timeout_s
         while len(found := self.of(kind)) < count and time.monotonic() < deadline_s:
             time.sleep(0.05)
         return found
 
     def wait_event(self, kind: ProcessEventKind, pid: int, timeout_s: float = RECORDS_S) -> list[ProcessEvent]:
-        """Events of ``kind`` of the process ``pid``, as soon as there is one."""
+        """Return events of ``kind`` of the process ``pid``, as soon as there is one."""
         deadline_s = time.monotonic() + timeout_s
         while (
             not (found := [e for e in self.of(ProcessEvent) if e.kind is kind and e.pid == pid]) and time.monotonic() < deadline_s
@@ -108,7 +118,10 @@ class ReceivedRecords:
         return found
 
     def wait(self, kind: type[R], enough: Callable[[list[R]], bool], timeout_s: float = RECORDS_S) -> list[R]:
-        """The final records of ``kind`` as soon as ``enough`` likes them, else those at the end (an assertion says more)."""
+        """Return the final records of ``kind`` as soon as ``enough`` accepts them.
+
+        At the timeout it returns those that exist (an assertion shows more).
+        """
         deadline_s = time.monotonic() + timeout_s
         while not enough(found := self.final(kind)) and time.monotonic() < deadline_s:
             time.sleep(0.05)
@@ -117,7 +130,7 @@ class ReceivedRecords:
 
 @dataclass(frozen=True, slots=True)
 class ObservedPair:
-    """A pair that answers, and what its plugins said."""
+    """A pair that answers, and the records of its plugins."""
 
     pair: Pair
     prefill: ReceivedRecords
@@ -125,7 +138,7 @@ class ObservedPair:
     listeners: Listeners
 
     def prefill_step(self, prompt: str, request_id: str) -> dict[str, Any]:
-        """The first step alone; the connector's parameters for D."""
+        """Run the first step alone; return the connector's parameters for D."""
         body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 1, "temperature": 0, "kv_transfer_params": dict(_ASK_P)}
         params: dict[str, Any] = post(self.pair.prefill.url, body, request_id).body["kv_transfer_params"]
         return params
@@ -136,7 +149,10 @@ class ObservedPair:
         return Answer(answer.status, answer.body, params)
 
     def two_step(self, prompt: str, request_id: str, *, change: Callable[[dict[str, Any]], None] | None = None) -> Answer:
-        """One request by both steps, greedy; ``change`` may spoil the parameters on their way to D."""
+        """Run one request by both steps, greedy.
+
+        ``change`` may spoil the parameters on their way to D.
+        """
         params = self.prefill_step(prompt, request_id)
         if change is not None:
             change(params)
@@ -145,7 +161,7 @@ class ObservedPair:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back of a completion."""
+    """The answer to a completion."""
 
     status: int
     body: dict[str, Any]
@@ -168,7 +184,7 @@ def post(url: str, body: Mapping[str, Any], request_id: str, timeout_s: float = 
 
 
 def metric(url: str, name: str) -> float:
-    """The sum over label sets of one sample of ``url``'s /metrics; 0 where it is absent."""
+    """Return the sum over label sets of one sample of ``url``'s /metrics; 0 if absent."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
         lines = response.read().decode().splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
@@ -219,7 +235,7 @@ def observed_pair(
     decode_connector: Mapping[str, object] | None = None,
     flags: tuple[str, ...] = (),
 ) -> Iterator[ObservedPair]:
-    """A pair with the plugin in each of its processes."""
+    """Run a pair with the plugin in each of its processes."""
     site = make_plugin_site(folder / "site")
     sockets = {role: folder / f"{role}.sock" for role in ("prefill", "decode")}
 

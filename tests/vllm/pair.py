@@ -1,8 +1,8 @@
-"""A real prefill/decode pair: two ``vllm serve`` processes that hand KV blocks over with NIXL on this machine, and vllm-router.
+"""Run a real prefill/decode pair: two ``vllm serve`` processes and vllm-router.
 
-What was found to matter (vLLM 0.32 on CPU): the KV block size must be a multiple of 32 with NIXL; every address must be named, or
-UCX and the side channel bind other interfaces; a pair takes about 5.4 GB and 30-60 s to start on two cores.
-
+The engines hand KV blocks over with NIXL on this machine.
+Requirements found (vLLM 0.32 on CPU): the KV block size must be a multiple of 32 with NIXL; every address must be named, or UCX
+and the side channel bind other interfaces; a pair takes about 5.4 GB and 30-60 s to start on two cores.
 ``python tests/vllm/serve_pair.py`` runs one from the command line. Standard library only.
 """
 
@@ -46,7 +46,7 @@ ENGINE_ENV: Mapping[str, str] = {
 
 
 class NotInstalledError(RuntimeError):
-    """The engine is not there; the message says what to run."""
+    """The engine is not installed; the message says what to run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Installation:
 
     @property
     def model(self) -> Path:
-        """Random weights: the output depends on the KV cache."""
+        """Return the model with random weights: its output depends on the KV cache."""
         return self.root / "tiny-qwen3-rand"
 
     @property
@@ -82,7 +82,10 @@ class Installation:
 
 
 def find_installation(cache: Path | None = None) -> Installation:
-    """The installation under ``cache`` (default: HANDRAIL_CACHE, else ~/.cache/handrail). Raises ``NotInstalledError``."""
+    """Find the installation under ``cache``.
+
+    The default is HANDRAIL_CACHE, else ~/.cache/handrail. Raises ``NotInstalledError``.
+    """
     base = cache or Path(os.environ.get("HANDRAIL_CACHE") or Path.home() / ".cache/handrail")
     found = Installation(base / f"vllm-{VERSION}")
     stamps = (".venv-*", ".venv_router-*", ".models-*")
@@ -96,7 +99,7 @@ class EngineSettings:
     """How one engine of the pair is started."""
 
     port: int = 0  # 0: a free one
-    otlp_endpoint: str = ""  # grpc://host:port or http://host:port/v1/traces; nothing is exported without one
+    otlp_endpoint: str = ""  # grpc://host:port or http://host:port/v1/traces; without one nothing is exported
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     connector: Mapping[str, object] = field(default_factory=dict)  # added to (or replacing parts of) --kv-transfer-config
@@ -120,7 +123,10 @@ class Engine:
         return f"http://{self.instance}"
 
     def wait_healthy(self, deadline_s: float) -> None:
-        """Return when /health answers 200; raises ``ChildError`` when the process ends first or the time is up."""
+        """Return when /health answers 200.
+
+        Raises ``ChildError`` when the process ends first or at the timeout.
+        """
         self.child.wait_http(f"{self.url}/health", deadline_s=deadline_s)
 
 
@@ -135,7 +141,10 @@ def _otlp(settings: EngineSettings, role: str) -> tuple[list[str], dict[str, str
 def start_engine(
     installation: Installation, role: str, settings: EngineSettings, *, logs: Path, model: Path | None = None
 ) -> Engine:
-    """Start ``role`` (``prefill`` or ``decode``) and return at once. The log is ``logs/<role>-<port>.log``."""
+    """Start ``role`` (``prefill`` or ``decode``) and return at once.
+
+    The log is ``logs/<role>-<port>.log``.
+    """
     port, side_channel = settings.port or free_port(), free_port()
     transfer = {
         "kv_connector": "NixlConnector",
@@ -191,7 +200,10 @@ def running_pair(
     model: Path | None = None,
     timeout_s: float = START_S,
 ) -> Iterator[Pair]:
-    """A pair that answers; stopped at the end. Both start at once. Raises ``ChildError`` with the end of the log."""
+    """Run a pair that answers; stop it at the end. Both engines start at once.
+
+    Raises ``ChildError`` with the end of the log.
+    """
     with contextlib.ExitStack() as stack:
         engines = []
         for role, settings in (("prefill", prefill), ("decode", decode)):
@@ -213,7 +225,7 @@ def running_router(
     otlp_endpoint: str = "",
     timeout_s: float = 240.0,
 ) -> Iterator[str]:
-    """vllm-router in front of the given engines (or of the sidecars in front of them); yields its URL.
+    """Run vllm-router in front of the engines or of their sidecars; yield its URL.
 
     ``otlp_endpoint`` (``host:port``, gRPC) turns on its built-in tracing, which its own command line does not offer.
     """
@@ -235,12 +247,12 @@ def running_router(
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM unwinds like Ctrl-C, so that everything started is stopped."""
+    """Unwind at SIGTERM like at Ctrl-C, so that everything started is stopped."""
     raise SystemExit(0)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a pair until SIGTERM or Ctrl-C. Prints one JSON line when both answer."""
+    """Run a pair until SIGTERM or Ctrl-C; print one JSON line when both answer."""
     parser = argparse.ArgumentParser(prog="serve_pair.py", description=main.__doc__)
     parser.add_argument("--logs", type=Path, help="folder of the logs (default: a new temporary one)")
     parser.add_argument("--prefill-port", type=int, default=0)

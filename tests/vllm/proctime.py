@@ -12,7 +12,10 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(child: Child) -> float:
-    """User and system time in seconds, of all processes of its group that live; the kernel tells hundredths of each."""
+    """Return user and system time of all live processes of its group, in seconds.
+
+    The kernel's resolution is a hundredth of a second for each.
+    """
     ticks = 0
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -1,8 +1,10 @@
-"""A two-step prefill/decode proxy of the tests' own: P with ``max_tokens=1``, then D with the ``kv_transfer_params`` that P gave.
+"""A two-step prefill/decode proxy for the tests.
 
-It behaves as the small proxies that people run do, and its switch ``--context`` makes it as careless with the trace context as
-they are: forwarded to both legs, to none, or dropped on one of them. It keeps a log line a request, so that a test knows which
-hand-off belongs to which request without asking anything under test. Run as ``python -m vllm.proxy --prefill URL ...``.
+P gets the request with ``max_tokens=1``, then D gets the ``kv_transfer_params`` of P.
+It behaves as the small proxies that people run. Its switch ``--context`` makes it as careless with the trace context: forwarded
+to both legs, to none, or dropped on one of them.
+It logs one line for each request, so that a test knows the hand-off of each request without anything under test.
+Run as ``python -m vllm.proxy --prefill URL ...``.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ REMOTE_DECODE: dict[str, Any] = {
 
 
 class Context(str, Enum):
-    """Which legs get the trace context that came in."""
+    """Which legs get the incoming trace context."""
 
     BOTH = "both"
     NONE = "none"
@@ -54,11 +56,14 @@ class Context(str, Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Handoff:
-    """What the proxy saw of one request: a line of its log. Filled in as the request goes on."""
+    """What the proxy saw of one request: a line of its log.
+
+    It is filled in as the request proceeds.
+    """
 
     request_id: str
     path: str
-    traceparent: str | None  # as it came in
+    traceparent: str | None  # as received
     arrived_unix_ns: int
     prefill_status: int | None = None
     prefill_response_id: str | None = None
@@ -80,7 +85,7 @@ class Settings:
 
 
 def prefill_body(body: dict[str, Any]) -> dict[str, Any]:
-    """The request as P gets it: one token, not streamed, its KV kept for a remote decode."""
+    """Return the request for P: one token, not streamed, KV kept for a remote decode."""
     fields = {name: value for name, value in body.items() if name not in ("stream_options", "min_tokens")}
     fields |= {"stream": False, "max_tokens": 1, "kv_transfer_params": dict(REMOTE_DECODE)}
     if "max_completion_tokens" in fields:
@@ -90,7 +95,10 @@ def prefill_body(body: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class TwoStepProxy:
-    """The proxy itself; ``application`` serves it, ``handoffs`` is what it saw (also in the log file)."""
+    """The proxy itself.
+
+    ``application`` serves it. ``handoffs`` is what it saw (also in the log file).
+    """
 
     settings: Settings
     handoffs: list[Handoff] = field(default_factory=list)
@@ -107,7 +115,7 @@ class TwoStepProxy:
 
     async def _client(self, app: web.Application) -> Any:
         timeout = aiohttp.ClientTimeout(total=None, connect=10)
-        # the engine closes a connection after five idle seconds, and a POST that meets that fails: none is kept nearly as long
+        # the engine closes a connection after five idle seconds, which can fail a POST: keep none nearly as long
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_IDLE_S)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
             self._session = session
@@ -186,12 +194,12 @@ class TwoStepProxy:
 
 
 def read_log(path: Path) -> list[Handoff]:
-    """The handoffs that a proxy wrote to its log, oldest end first."""
+    """Return the hand-offs in a proxy's log, oldest end first."""
     return [Handoff(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 async def serve(settings: Settings, ready_file: Path, port: int) -> web.AppRunner:
-    """Serve on 127.0.0.1 and say so in ``ready_file``."""
+    """Serve on 127.0.0.1 and write ``ready_file``."""
     runner = web.AppRunner(TwoStepProxy(settings).application(), access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port)
@@ -202,7 +210,10 @@ async def serve(settings: Settings, ready_file: Path, port: int) -> web.AppRunne
 
 
 def write_ready(ready_file: Path, addresses: dict[str, str]) -> None:
-    """Say that everything listens, as the parts of Handrail do; whoever sees the file sees all of it."""
+    """Write the ready file, as the parts of Handrail do.
+
+    The write is atomic: a reader sees the whole file.
+    """
     part = ready_file.with_suffix(".part")
     part.write_text(json.dumps({"pid": os.getpid(), "addresses": addresses}))
     part.rename(ready_file)

@@ -1,7 +1,9 @@
-"""A bare relay: it copies bytes between a client and one upstream and stamps the first token, nothing else.
+"""A bare relay: copy bytes to one upstream and stamp the first token.
 
-What a client's own time to first token differs from a relay's, beside the same engines on the same cores, is what any proxy must
-show; Handrail's edge is held against it. Run as ``python -m vllm.relay --upstream HOST:PORT --log FILE --ready-file FILE``.
+It does nothing else.
+The difference between a client's TTFT and a relay's, beside the same engines on the same cores, is what any proxy must show.
+Handrail's edge is compared with it.
+Run as ``python -m vllm.relay --upstream HOST:PORT --log FILE --ready-file FILE``.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _READ_BYTES = 1 << 16
 
 
 class Relay:
-    """One connection: the upstream's bytes go to the client first and are looked at afterwards."""
+    """One connection: upstream bytes go to the client first and are parsed afterwards."""
 
     def __init__(self, host: str, port: int, log: Path) -> None:
         self._host, self._port, self._log = host, port, log
@@ -54,7 +56,10 @@ class Relay:
 
 
 class _Exchanges:
-    """The exchanges of one kept-alive connection, one after the other; the next request closes the one before."""
+    """The exchanges of one kept-alive connection, one after the other.
+
+    The next request closes the one before.
+    """
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -81,7 +86,7 @@ class _Exchanges:
 
 
 def read_log(path: Path) -> dict[str, int]:
-    """Time to first token by request id, ns since the request reached the relay."""
+    """Return the TTFT by request id, in ns since the request reached the relay."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return {line["request_id"]: line["ttft_token_ns"] for line in lines if line["ttft_token_ns"] is not None}
 

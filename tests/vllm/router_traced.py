@@ -1,5 +1,6 @@
-"""vllm-router 0.1.17 with its built-in OTLP tracing, which its own command line does not offer. Runs in the router's environment.
+"""Run vllm-router 0.1.17 with its built-in OTLP tracing.
 
+Its own command line does not offer the tracing. Runs in the router's environment.
 One argument, a JSON object: ``port``, ``metrics_port``, ``prefill`` and ``decode`` (lists of URLs), ``otlp_endpoint``
 (host:port of a gRPC receiver).
 """

@@ -1,4 +1,7 @@
-"""One load through one configuration, with all that is known of it from both sides: the tests' own, and Handrail's."""
+"""Run one load through one configuration and keep both sides' data.
+
+The sides are the tests' own and Handrail's.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ WORKING = frozenset({"prefill", "decode"})
 
 
 def roles(row: RequestRow) -> set[str]:
-    """The roles that gave evidence."""
+    """Return the roles that gave evidence."""
     return {join.evidence.partition(":")[0] for join in row.joins}
 
 
 def is_joined(row: RequestRow) -> bool:
-    """One request from the client's side that holds evidence of P and of D."""
+    """Tell whether a row has the client's side and evidence of P and of D."""
     return row.scope == "edge" and roles(row) >= WORKING
 
 
@@ -33,7 +36,10 @@ def evidence(row: RequestRow) -> frozenset[str]:
 
 
 def is_whole(row: RequestRow, configuration: Configuration) -> bool:
-    """Joined and decided (version 0 is what the API says of a request still open), with the word of everything attached."""
+    """Tell whether a row is joined and decided, with all attached evidence.
+
+    Version 0 is what the API reports for a request still open.
+    """
     return is_joined(row) and row.version > 0 and row.complete and evidence(row) >= configuration.evidence
 
 
@@ -48,14 +54,17 @@ class Run:
     spans: Mapping[str, SpanRow]  # by span id, of all rows
 
     def row(self, result: Result) -> RequestRow:
-        """The row of one request of the client; fails where there is none or more than one."""
+        """Return the row of one client request; fail when there is none or more than one."""
         found = [row for row in self.rows if row.client_request_id == result.request.request_id]
         assert len(found) == 1, f"{len(found)} rows for {result.request.request_id}"
         return found[0]
 
 
 def observe(stack: Stack, requests: Sequence[Request], concurrency: int) -> tuple[list[Result], list[RequestRow]]:
-    """Send ``requests`` through the edge and wait until as many new rows are whole (or the time is up)."""
+    """Send ``requests`` through the edge and wait for as many new whole rows.
+
+    It waits no longer than the timeout.
+    """
     before = {row.request_id for row in stack.api.rows()}
     results = load(stack.edge_url, requests, concurrency)
 
@@ -70,7 +79,7 @@ def observe(stack: Stack, requests: Sequence[Request], concurrency: int) -> tupl
 
 
 def stored_spans(data: Path, rows: Sequence[RequestRow]) -> dict[str, SpanRow]:
-    """The spans of ``rows`` in a collector's folder, by span id."""
+    """Return the spans of ``rows`` in a collector's folder, by span id."""
     reader = StoreReader(data / "store")
     try:
         return {span.span_id: span for row in rows for span in reader.spans(row)}
@@ -79,7 +88,10 @@ def stored_spans(data: Path, rows: Sequence[RequestRow]) -> dict[str, SpanRow]:
 
 
 def run(bed: Bed, configuration: Configuration, folder: Path) -> Run:
-    """100 mixed requests through ``configuration``; everything around the engines is started for it and stopped after."""
+    """Send 100 mixed requests through ``configuration``.
+
+    Everything around the engines starts for it and stops after.
+    """
     with running_stack(bed, configuration, folder) as stack:
         requests = mixed(REQUESTS, configuration.id, context=configuration.client_context)
         results, rows = observe(stack, requests, CONCURRENCY)
@@ -95,7 +107,10 @@ def run(bed: Bed, configuration: Configuration, folder: Path) -> Run:
 
 @dataclass(slots=True)
 class Runs:
-    """Each configuration is run once a session, by whoever asks first; one that failed fails for everyone who asks."""
+    """The runs of a session: each configuration runs once, at its first use.
+
+    If it failed, it fails for every later use.
+    """
 
     bed: Bed
     folder: Path

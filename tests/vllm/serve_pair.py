@@ -1,4 +1,7 @@
-"""``python tests/vllm/serve_pair.py``: run a real prefill/decode pair until Ctrl-C. See pair.py for what it does and takes."""
+"""Run a real prefill/decode pair until Ctrl-C.
+
+Run as ``python tests/vllm/serve_pair.py``. pair.py describes what it does and takes.
+"""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,7 @@
-"""What stands around a pair of engines in a test: router or proxy, sidecars, collector; started for one configuration at a time.
+"""Start what a test needs around a pair of engines.
 
-The engines outlive it, so the ports of the taps that they export to are chosen before they start and used again each time.
+These are router or proxy, sidecars and collector, for one configuration at a time.
+The engines outlive it, so the tap ports that they export to are chosen before they start and used again each time.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ _TESTS = Path(__file__).parents[1]
 
 
 class Attach(str, Enum):
-    """How P and D are observed. The edge sidecar always stands in front of the router."""
+    """How P and D are observed.
+
+    The edge sidecar always stands in front of the router.
+    """
 
     INLINE = "inline"  # a sidecar's proxy in front of each, and its tap for the engine's spans
     TAP = "tap"  # the tap alone
@@ -61,7 +65,10 @@ class Configuration:
 
     @property
     def evidence(self) -> frozenset[str]:
-        """What a row holds once all that was attached has told of its request (``JoinRow.evidence``)."""
+        """The evidence that a row needs when all attached sources have reported.
+
+        It refers to ``JoinRow.evidence``.
+        """
         proxies = ("prefill:proxy", "decode:proxy") if self.attach is Attach.INLINE else ()
         spans = ("router:otlp",) if self.front is Front.ROUTER_TRACED else ()
         return frozenset(("edge:proxy", "prefill:otlp", "decode:otlp", *proxies, *spans))
@@ -75,7 +82,7 @@ class Taps:
     decode_http: int = field(default_factory=free_port)
 
     def settings(self) -> tuple[EngineSettings, EngineSettings]:
-        """How P and D are started so that they export here."""
+        """Settings of P and D that make them export here."""
         prefill = EngineSettings(otlp_endpoint=f"grpc://{HOST}:{self.prefill_grpc}")
         decode = EngineSettings(otlp_endpoint=f"http://{HOST}:{self.decode_http}/v1/traces")
         return prefill, decode
@@ -102,7 +109,7 @@ class Api:
             return json.load(response)
 
     def rows(self) -> list[RequestRow]:
-        """Every request, earliest first."""
+        """Return every request, earliest first."""
         found = self.get("/requests", limit="10000")["requests"]
         return sorted((row_from_json(row) for row in found), key=lambda row: row.started_unix_ns)
 
@@ -121,11 +128,14 @@ class Stack:
     proxy_log: Path
 
     def handoffs(self) -> list[Handoff]:
-        """What the two-step proxy saw; empty with vllm-router."""
+        """Return what the two-step proxy saw; empty with vllm-router."""
         return read_proxy_log(self.proxy_log)
 
     def wait_rows(self, enough: Callable[[list[RequestRow]], bool], timeout_s: float = ROWS_S) -> list[RequestRow]:
-        """The rows as soon as ``enough`` likes them, else what there is when the time is up (an assertion then says more)."""
+        """Return the rows as soon as ``enough`` accepts them.
+
+        At the timeout it returns what exists (an assertion shows more).
+        """
         deadline_s = time.monotonic() + timeout_s
         while not enough(rows := self.api.rows()) and time.monotonic() < deadline_s and self.collector.exit_status is None:
             time.sleep(_POLL_S)
@@ -134,14 +144,17 @@ class Stack:
 
 @contextlib.contextmanager
 def running_stack(bed: Bed, configuration: Configuration, folder: Path) -> Iterator[Stack]:
-    """Everything of ``configuration`` around the bed's engines; whoever sends is stopped before whoever receives."""
+    """Start everything of ``configuration`` around the bed's engines.
+
+    At the end senders stop before receivers.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as parts:
         start = Starter(parts, folder)
         any_port = f"{HOST}:0"
         data = folder / "data"
         ports = ("--otlp-grpc", any_port, "--otlp-http", any_port, "--api", any_port)
-        # The engines export every 200 ms here (ENGINE_ENV), so their word need not be waited for as long as by default; the
+        # The engines export every 200 ms here (ENGINE_ENV), so the decision wait is shorter than the default; the
         # router exports every 5 s, after spans that end 3 s late.
         wait = () if configuration.front is Front.ROUTER_TRACED else ("--decision-engine-wait", "3s")
         quick = ("--flush-interval", "500ms", *wait)
@@ -184,14 +197,14 @@ def running_stack(bed: Bed, configuration: Configuration, folder: Path) -> Itera
             router_url = parts.enter_context(router)
         proxy = ("--listen", any_port, "--upstream", router_url)
         at_edge = ("--otlp-grpc", edge_tap) if traced else ()
-        # The engines export to taps of their own: a trace that starts at the edge is to be sampled.
+        # The engines export to taps of their own: a trace that starts at the edge must be sampled.
         _, edge = start.handrail("sidecar", "edge", "--role", "edge", "--new-traces", "sampled", *proxy, *at_edge, *report)
         yield Stack(configuration, f"http://{edge['proxy']}", router_url, Api(at["api"]), collector, data, folder, proxy_log)
 
 
 @contextlib.contextmanager
 def running_relay(upstream_url: str, folder: Path) -> Iterator[tuple[str, Path]]:
-    """A bare relay in front of ``upstream_url``: its own URL and its log."""
+    """Run a bare relay in front of ``upstream_url``; yield its URL and its log."""
     log = folder / "relay.jsonl"
     with contextlib.ExitStack() as parts:
         address = upstream_url.removeprefix("http://")
@@ -200,7 +213,7 @@ def running_relay(upstream_url: str, folder: Path) -> Iterator[tuple[str, Path]]
 
 
 class Starter:
-    """Starts children that write a ready file; they are stopped in the opposite order."""
+    """Starts children that write a ready file; stops them in the opposite order."""
 
     def __init__(self, parts: contextlib.ExitStack, folder: Path) -> None:
         self._parts = parts

@@ -1,6 +1,7 @@
-"""The log and metrics taps beside a real pair without the plugin: what each fault shows in the log and on the page.
+"""The log and metrics taps beside a real pair without the plugin.
 
-One pair: D fails what it cannot load, P keeps blocks for four seconds. The order of the tests is that of the harm they do.
+The tests check what each fault shows in the log and on the page.
+There is one pair: D fails what it cannot load, P keeps blocks for four seconds. The tests run in the order of the harm they do.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ WAIT_S = 180.0
 
 @dataclass
 class Tapped:
-    """One engine and what its log and its page said."""
+    """One engine, and the data of its log and its page."""
 
     engine: Engine
     logs: LogSource
@@ -86,7 +87,7 @@ class Tapped:
         await asyncio.wait_for(wait(), WAIT_S)
 
     def of(self, rid: str) -> dict[LogKind, LogFact]:
-        """The newest facts of the request that the client called ``rid``."""
+        """Return the newest facts of the request with the client's id ``rid``."""
         return {fact.kind: fact for fact in self.facts.values() if fact.request_id and f"-{rid}-" in fact.request_id}
 
     async def fact(self, rid: str, kind: LogKind) -> LogFact:
@@ -108,14 +109,14 @@ class Bed:
     decode: Tapped
 
     async def p(self, rid: str) -> dict[str, Any]:
-        """The first step; the parameters for D."""
+        """Run the first step; return the parameters for D."""
         query = {"do_remote_decode": True, "do_remote_prefill": False}
         answer = await ask(self.prefill.engine, rid, {"max_tokens": 1, "kv_transfer_params": query})
         params: dict[str, Any] = answer["kv_transfer_params"]
         return params
 
     async def d(self, rid: str, params: dict[str, Any]) -> dict[str, Any]:
-        """The second step; ``{"status": ...}`` where it failed."""
+        """Run the second step; return ``{"status": ...}`` when it failed."""
         return await ask(self.decode.engine, rid, {"max_tokens": 8, "kv_transfer_params": params})
 
 
@@ -238,7 +239,7 @@ async def test_a_peer_that_is_not_there_is_a_failed_handshake(bed: Bed) -> None:
     assert await bed.d("nobody", params) == {"status": 500}
     fact = await bed.decode.fact("nobody", LogKind.HANDSHAKE_FAILED)
     assert (fact.failure, fact.peer_engine_id) == ("handshake_failed", "11111111-2222-3333-4444-555555555555")
-    # vLLM's own clean-up request meets the same nobody: told, and no third failed fetch.
+    # vLLM's own clean-up request meets the missing peer too: reported, and no third failed fetch
     await bed.decode.until(lambda: LogKind.NOTIFICATION_FAILED in {each.kind for each in bed.decode.facts.values()})
     assert bed.decode.logs.folder.stats.fetches_failed == 2
 
@@ -281,7 +282,7 @@ async def test_a_killed_core_is_a_dead_engine(bed: Bed) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """All descendants of a process."""
+    """Return all descendants of a process."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

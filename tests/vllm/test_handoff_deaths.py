@@ -1,6 +1,7 @@
-"""What ends or stops the decode engine, with the plugin or without: outcomes of the request and its neighbours, and the event.
+"""Kills and stops of the decode engine, with the plugin and without it.
 
-One prefill engine; D is started anew where the test before ended it, at the same address.
+The tests check the outcomes of the request and its neighbours, and the process event.
+There is one prefill engine. D starts again, at the same address, when the test before ended it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
 
 @pytest.fixture
 def decode(bed: Bed) -> Iterator[Bed]:
-    """A D to which nothing was done that lasts: a new one where the test before ended it."""
+    """Return a bed whose D is unharmed: a new one when the test before ended it."""
     if "decode" not in bed.engines:
         bed.start("decode")
         bed.wait_healthy()
@@ -65,7 +66,7 @@ def request(
 
 
 class Asking(threading.Thread):
-    """Requests beside the test."""
+    """Requests that run beside the test."""
 
     def __init__(self, bed: Bed, *requests: Request) -> None:
         super().__init__()
@@ -83,32 +84,35 @@ class Asking(threading.Thread):
 
 
 def streaming(bed: Bed, name: str) -> Asking:
-    """A neighbour that D is answering."""
+    """Start a neighbour request that D is answering."""
     neighbour = Asking(bed, request(name, tokens=LONG))
     wait_for(lambda: answers(bed), f"{name} is answered", 180)
     return neighbour
 
 
 def answers(bed: Bed) -> bool:
-    """D runs a request: the only one that there is."""
+    """Tell whether D runs a request, the only one that exists."""
     with urllib.request.urlopen(f"{bed.engines['decode'].url}/metrics", timeout=60) as response:
         lines = response.read().decode().splitlines()
     return any(line.startswith("vllm:num_requests_running{") and not line.endswith(" 0.0") for line in lines)
 
 
 def edge_rows(row: RequestRow) -> bool:
-    """Decided, with what the client saw."""
+    """Tell whether a row is decided and has what the client saw."""
     return row.version > 0 and row.scope == "edge"
 
 
 def fetch_of(bed: Bed, name: str) -> FetchRow:
-    """The one hand-off of the request."""
+    """Return the one hand-off of the request."""
     (found,) = [fetch for fetch in bed.fetches() if fetch.client_request_id == name]
     return found
 
 
 def decided(bed: Bed, wanted: dict[str, tuple[str, ...]], figures: Figures, what: str) -> dict[str, RequestRow]:
-    """The rows of these requests, once their hand-offs have one of the outcomes; asserts that."""
+    """Return the rows of these requests once their hand-offs have one of the outcomes.
+
+    It asserts that they have one.
+    """
 
     def settled(rows: dict[str, list[RequestRow]]) -> bool:
         return all(len(rows.get(n, ())) == 1 and edge_rows(rows[n][0]) and rows[n][0].kv_outcome in k for n, k in wanted.items())
@@ -157,7 +161,10 @@ def test_too_few_blocks_end_d_and_its_neighbours(decode: Bed, figures: Figures) 
 
 
 def test_a_missing_engine_id_ends_d_when_the_client_gives_up(decode: Bed, figures: Figures) -> None:
-    """The API server's clean-up request carries the same parameters and ends the core; of a stream it makes none (vLLM 0.32)."""
+    """The API server's clean-up request has the same parameters and ends the core.
+
+    vLLM 0.32 makes none for a stream.
+    """
     neighbour = streaming(decode, "none-neighbour")
     (core,) = processes(decode.engines["decode"], CORE)
     Asking(decode, request("none", Fault.NO_ENGINE, stream=False, leaves_after_s=2.0)).end()

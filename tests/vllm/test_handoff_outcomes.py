@@ -1,7 +1,9 @@
-"""200 requests, good and bad mixed, under both failure policies: what is said of each hand-off against what was done to it.
+"""Compare the reported outcomes of 200 hand-offs with what was done to them.
 
-Two pairs, one after the other, at the same addresses; sidecars, edge and collector go on. What was done is known by the proxy
-between the steps and by the engines' own log files; each P is killed at the end of its hundred, with requests between them.
+Good and bad requests are mixed, under both failure policies.
+There are two pairs, one after the other, at the same addresses; sidecars, edge and collector keep running.
+The truth comes from the proxy between the steps and from the engines' own log files. Each P is killed at the end of its
+hundred, with requests between them.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ TITLE = "hand-offs on the real pair: what was done, and what is said"
 
 
 class Done(str, Enum):
-    """What is done to a request."""
+    """What the test does to a request."""
 
     GOOD = "good"
     AGAIN = "part of the prompt is here already"
@@ -88,7 +90,7 @@ class Sent:
 
     @property
     def expected(self) -> str:
-        """The outcome of its hand-off."""
+        """Return the expected outcome of its hand-off."""
         others = {Done.GOOD: "ok", Done.AGAIN: "ok", Done.NEVER: "expired", Done.LATE: "stale_read"}
         if self.done in (Done.GONE, Done.GONE_MIDWAY):
             return "aborted"
@@ -120,7 +122,7 @@ def send(bed: Bed, policy: str, batch: Sequence[tuple[Done, Request]]) -> list[S
 
 
 class Sending(threading.Thread):
-    """``send`` beside the test, which does something meanwhile."""
+    """Run ``send`` in a thread while the test does something else."""
 
     def __init__(self, bed: Bed, policy: str, batch: Sequence[tuple[Done, Request]]) -> None:
         super().__init__()
@@ -138,7 +140,7 @@ class Sending(threading.Thread):
 
 
 def hundred(bed: Bed, policy: str) -> list[Sent]:
-    """All that is done under one policy, to one pair."""
+    """Do everything under one policy, to one pair; return 100 sent requests."""
     lease = {"kv_connector_extra_config": {"kv_lease_duration": LEASE_S}}
     p = bed.start("prefill", connector=lease)
     bed.start("decode", connector={"kv_load_failure_policy": policy})
@@ -175,7 +177,10 @@ def hundred(bed: Bed, policy: str) -> list[Sent]:
 
 
 def with_p_stopped(bed: Bed, policy: str, batch: Sequence[tuple[Done, Request]]) -> list[Sent]:
-    """P's workers are stopped while D reads from them, until the clients have left and D has heard of it."""
+    """Stop P's workers while D reads from them.
+
+    They stay stopped until the clients have left and D has noticed.
+    """
     going = Sending(bed, policy, batch)
     names = [str(request.request_id) for _, request in batch]
     bed.wait_held(*names)
@@ -199,7 +204,7 @@ def with_p_stopped(bed: Bed, policy: str, batch: Sequence[tuple[Done, Request]])
 
 
 def wait_released(log: Path, name: str) -> None:
-    """Until P's own log says that it gave the blocks up."""
+    """Wait until P's own log reports that it released the blocks."""
 
     def released() -> bool:
         text = log.read_text(errors="replace")
@@ -210,7 +215,7 @@ def wait_released(log: Path, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRow:
-    """What was sent, and the rows that were made of it in the end."""
+    """What was sent, and the rows that it became in the end."""
 
     sent: list[Sent]
     rows: dict[str, list[RequestRow]]
@@ -258,8 +263,12 @@ def test_every_outcome_is_what_was_done(outcome_row: OutcomeRow, figures: Figure
 
 
 def test_what_the_client_got_is_another_matter(outcome_row: OutcomeRow) -> None:
-    """An answer from blocks that were given up ended well for the client, and counts as good nowhere; a bad one under policy
-    ``fail`` never does; a recomputed one is good."""
+    """The client's outcome differs from the outcome of the hand-off.
+
+    An answer from blocks that were given up ends well for the client, but counts as good nowhere.
+    A bad one under policy ``fail`` never ends well.
+    A recomputed one is good.
+    """
     for each in outcome_row.sent:
         (row,) = outcome_row.rows[each.request_id]
         if each.done is Done.LATE:
@@ -277,7 +286,10 @@ def test_every_verdict_says_who_said_so(outcome_row: OutcomeRow) -> None:
 
 
 def test_every_failure_that_the_engines_counted_is_explained(outcome_row: OutcomeRow, figures: Figures) -> None:
-    """Their metrics pages count what the plugin says of each request: nothing is counted that no request explains."""
+    """The engines' metrics pages count what the plugin reports for each request.
+
+    Nothing is counted that no request explains.
+    """
     found = [row.detail for row in outcome_row.bed.findings() if row.kind == "unexplained_failures"]
     figures.add(TITLE, f"failures that the engines counted and no request explains: {len(found)} {found}")
     assert not found

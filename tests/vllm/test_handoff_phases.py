@@ -1,4 +1,7 @@
-"""What is said of 100 good requests against a second observer inside the engines (``observer/``): phases, and bytes."""
+"""Compare phases and bytes of 100 good requests with a second observer.
+
+The observer runs inside the engines (``observer/``).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ TITLE = "phases against the other observer (median of 100 requests)"
 
 
 def requests() -> list[Request]:
-    """Streams; every fifth begins like the one before it, so that D has a part of its prompt."""
+    """Make streams; every fifth begins like the one before it.
+
+    D then has a part of its prompt.
+    """
     source = random.Random("phases")
     found: list[Request] = []
     for number in range(COUNT):
@@ -54,7 +60,7 @@ def requests() -> list[Request]:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Everything that is known of the requests, from both observers."""
+    """The data of both observers about the requests."""
 
     results: Sequence[Result]
     rows: Mapping[str, RequestRow]
@@ -102,7 +108,10 @@ def gather(bed: Bed, results: Sequence[Result], counted: Sequence[float]) -> See
 
 
 def phases_of(row: RequestRow) -> bool:
-    """Decided, with the times of both engines, what P kept and what D loaded."""
+    """Tell whether a row is decided and has the plugin's data of both engines.
+
+    The data are the times of both engines, what P kept and what D loaded.
+    """
     spans = [join.evidence for join in row.joins]
     return row.version > 0 and spans.count("prefill:plugin") == spans.count("decode:plugin") == 2
 
@@ -136,9 +145,10 @@ def test_every_phase_is_what_the_other_observer_saw(seen: Seen, figures: Figures
 
 
 def test_the_bounds_that_are_stated_hold(seen: Seen, figures: Figures) -> None:
-    """Of the phases of the load, whose ends a poll may see late: what was truly, by the other observer, lies within the bound.
+    """The true length of each load phase lies within the stated bound.
 
-    The other observer is off by as much as one of its own lines is written late, so a millisecond is allowed beside the bound.
+    A poll may see the end of a load phase late; the truth comes from the other observer.
+    That observer is off by the delay of its own line, so a millisecond more is allowed.
     """
     beyond: dict[str, list[int]] = defaultdict(list)
     for name, row in seen.rows.items():

@@ -1,4 +1,7 @@
-"""What must stay apart: concurrent calls of one trace, a request id used twice, ids that differ only in a last digit."""
+"""What must stay apart.
+
+The cases are concurrent calls of one trace, a request id used twice, and ids that differ only in a last digit.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ def ask(request_id: str, seed: int, *, stream: bool = True, max_tokens: int = 12
 
 
 def assert_each_has_its_own_row(results: Sequence[Result], rows: Sequence[RequestRow], stack: Stack) -> None:
-    """As many rows as requests; each has the answer of one of them, and the hand-off that the proxy made for it."""
+    """Assert that there are as many rows as requests.
+
+    Each has the answer of one request, and the hand-off that the proxy made for it.
+    """
     failed = [each.answer.error for each in results if each.answer.error]
     assert not failed, (failed, [each for each in stack.handoffs() if each.error])
     assert len(rows) == len(results), [(row.scope, row.client_request_id, row.request_id) for row in rows]

@@ -1,8 +1,9 @@
-"""The way of the plugin into a stock image, run for real: the wheel unpacked as the init container brings it, mounted read-only
-beside a vLLM that knows nothing of it, found by PYTHONPATH and the entry point in its metadata.
+"""Bring the plugin into a stock image, as the init container does.
 
-One engine, started once. Where this is root that may mount, the folder is a read-only mount in a mount namespace of the
-engine's own, as in a pod; else its files cannot be written by their modes.
+The wheel is unpacked and mounted read-only beside a vLLM that has no trace of it. PYTHONPATH and the entry point in its
+metadata find it.
+The engine starts once. If this is root that may mount, the folder is a read-only mount in a mount namespace of the engine's
+own, as in a pod. Otherwise its file modes forbid writing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from vllm.pair import ENGINE_ENV, MODEL_NAME, START_S, EngineSettings, Installat
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 _ROOT = Path(__file__).parents[2]
-# What `mount -o ro` in a pod does: the engine sees the folder, and cannot write there.
+# As `mount -o ro` in a pod: the engine sees the folder, and cannot write there.
 _READ_ONLY = """#!/bin/sh
 exec unshare --mount sh -c 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"' {site} {vllm} "$@"
 """
@@ -36,7 +37,7 @@ exec unshare --mount sh -c 'mount --bind "$0" "$0" && mount -o remount,bind,ro "
 
 @dataclass(frozen=True, slots=True)
 class Mounted(Installation):
-    """The engine behind a command that mounts the plugin's folder read-only first."""
+    """The engine behind a command that first mounts the plugin's folder read-only."""
 
     command: Path
 
@@ -46,7 +47,7 @@ class Mounted(Installation):
 
 
 def unpacked_wheel(folder: Path) -> Path:
-    """The wheel of this checkout, built and unpacked as deploy/docker/Dockerfile does."""
+    """Build the wheel of this checkout and unpack it as deploy/docker/Dockerfile does."""
     wheels, site = folder / "wheels", folder / "site"
     build = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(wheels))
     subprocess.run(build, cwd=_ROOT, check=True, capture_output=True, timeout=120)
@@ -70,7 +71,7 @@ def mounted(installation: Installation, site: Path, folder: Path) -> Installatio
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What stands in the pod: the engine and who listens beside it."""
+    """What runs in the pod: the engine and the listeners beside it."""
 
     url: str
     records: ReceivedRecords
@@ -115,5 +116,5 @@ def test_events_arrive(pod: Pod) -> None:
 
 
 def test_nothing_was_written_beside_the_plugin(pod: Pod) -> None:
-    """An engine that needs to write there would fail in a pod, whose mount is read-only."""
+    """An engine that must write there would fail in a pod, whose mount is read-only."""
     assert frozenset(pod.site.rglob("*")) == pod.before

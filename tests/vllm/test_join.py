@@ -1,4 +1,7 @@
-"""100 requests of all kinds through each router and each loss of context: one row each, with P and D, and nobody else's."""
+"""100 requests of all kinds through each router and each loss of context.
+
+Each gets one row, with P and D, and with no other request's data.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ PREFIXES = ("chatcmpl-", "cmpl-")
 
 
 def worker_id(result: Result, configuration: Configuration) -> str:
-    """The id that the engines were given, by what the client knows: its own, or the one vllm-router put in its place."""
+    """Return the id that the engines got, by what the client knows.
+
+    It is the client's own, or the one that vllm-router put in its place.
+    """
     if configuration.front is Front.TWO_STEP:
         return str(result.request.request_id)
     response_id = str(result.answer.response_id)
@@ -29,7 +35,10 @@ def worker_id(result: Result, configuration: Configuration) -> str:
 
 
 def named_by(span: SpanRow) -> str | None:
-    """The id that a span of an engine or of a sidecar beside it carries, without what the engine adds to it."""
+    """Return the id in a span of an engine or its sidecar.
+
+    It comes without what the engine adds to it.
+    """
     raw = span.attributes.get("gen_ai.request.id")
     if raw is None:
         found = span.attributes.get("handrail.request.id")
@@ -73,7 +82,10 @@ def test_no_evidence_belongs_to_another_request(configuration: Configuration, ru
 
 
 def contradictions(run: Run, result: Result, row: RequestRow) -> list[str]:
-    """What in ``row`` cannot be of the request that the client sent, by the client's and the two-step proxy's own notes."""
+    """Return what in ``row`` cannot belong to the client's request.
+
+    It compares with the client's and the two-step proxy's own notes.
+    """
     request = result.request
     name = request.request_id
     found = []

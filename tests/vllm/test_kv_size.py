@@ -1,4 +1,7 @@
-"""``handrail kv-size`` against vLLM's own KV cache specifications, for every model that it can build without weights and GPU."""
+"""Compare ``handrail kv-size`` with vLLM's own KV cache specifications.
+
+It covers every model that vLLM can build without weights and GPU.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +35,20 @@ NOT_ON_CPU: Final = {
     "deepseek-v3.2": "Sparse Attention is not supported on CPU",
     "kimi-linear-48b-a3b": "No module named 'cutlass'",
 }
-"""Models that vLLM 0.32 cannot build on a CPU, and how it says so: their sizes rest on its source alone."""
+"""Models that vLLM 0.32 cannot build on a CPU, with its error text.
+
+Their sizes rest on its source alone.
+"""
 SEVERAL_RANKS: Final = ("llama-3.1-70b", "deepseek-v3", "jamba-v0.1", "qwen3-next-80b-a3b", "gemma-3-27b")
 FP8: Final = ("llama-3.1-70b", "deepseek-v3", "mistral-7b-v0.1")
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One kind of layer on one rank: bytes of a token in one layer (of a state: of a request), and its window."""
+    """One kind of layer on one rank.
+
+    It has the bytes of a token in one layer (of a state: of a request), and its window.
+    """
 
     kind: LayerKind
     each_bytes: float
@@ -47,7 +56,7 @@ class Kept:
 
 
 def engine_says(names: tuple[str, ...], tp: int, kv_dtype: str) -> Mapping[str, Any]:
-    """What the engine allocates, or why it cannot, by model."""
+    """Return what the engine allocates, or why it cannot, by model."""
     configs = {name: json.loads((CONFIGS / f"{name}.json").read_text()) for name in names}
     command = [str(find_installation().python), "-P", str(SPECS), str(tp), kv_dtype]
     done = subprocess.run(command, input=json.dumps(configs), capture_output=True, text=True, timeout=800, check=False)

@@ -1,4 +1,7 @@
-"""The test bed itself: the KV blocks really move from P to D, so that what the other tests observe is a real hand-off."""
+"""The test bed itself: KV blocks really move from P to D.
+
+So the other tests observe a real hand-off.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def complete(url: str, text: str, **fields: Any) -> dict[str, Any]:
 
 
 def hand_off(bed: Bed, text: str) -> dict[str, Any]:
-    """What P gives for D to read the blocks of ``text``."""
+    """Return what P gives D to read the blocks of ``text``."""
     answer = complete(bed.pair.prefill.url, text, max_tokens=1, kv_transfer_params=REMOTE_DECODE)
     params: dict[str, Any] = answer["kv_transfer_params"]
     return params
@@ -45,7 +48,7 @@ def test_decode_answers_from_the_blocks_that_it_read(seed: int, bed: Bed) -> Non
     mine, other = (prompt(source, words=(100, 100)) for _ in range(2))
     alone = pair_rows(complete(bed.pair.prefill.url, mine))
     assert pair_rows(complete(bed.pair.decode.url, mine, kv_transfer_params=hand_off(bed, mine))) == alone
-    # the same prompt with the blocks of another: were they not used, the answer would be the same
+    # the same prompt with the blocks of another: an engine that ignores them gives the same answer
     query = f"{mine} {seed}"
     wrong = hand_off(bed, other)
     needed = -(-complete(bed.pair.prefill.url, query, max_tokens=1)["usage"]["prompt_tokens"] // BLOCK_TOKENS)
@@ -65,7 +68,7 @@ def test_everything_listens_on_loopback_only(bed: Bed) -> None:
 
 
 def session_processes(leader: int) -> set[int]:
-    """All processes of the session that a child leads."""
+    """Return all processes of the session that a child leads."""
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -78,7 +81,10 @@ def session_processes(leader: int) -> set[int]:
 
 
 def listening(pids: set[int]) -> set[str]:
-    """The local IPv4 and IPv6 addresses, as in /proc/net/tcp, on which sockets of these processes listen."""
+    """Return the local addresses on which sockets of these processes listen.
+
+    IPv4 and IPv6, as in /proc/net/tcp.
+    """
     inodes = set()
     for pid in pids:
         for descriptor in Path(f"/proc/{pid}/fd").glob("*"):

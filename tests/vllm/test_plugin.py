@@ -1,4 +1,7 @@
-"""The plugin in a real pair that pulls by NIXL: each request one record on each side, each hand-off one fetch and one publish."""
+"""The plugin in a real pair that pulls by NIXL.
+
+Each request has one record on each side; each hand-off is one fetch and one publish.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +40,13 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObservedPair]
 
 @pytest.fixture(scope="module")
 def answers(observed: ObservedPair) -> list[Answer]:
-    """Eight requests that go well, before any that does not."""
+    """Return the answers to eight good requests, before any bad one."""
     return [observed.two_step(prompt, f"good-{n}") for n, prompt in enumerate(PROMPTS)]
 
 
 @pytest.fixture(scope="module")
 def good(answers: list[Answer]) -> list[str]:
-    """Their greedy texts."""
+    """Return their greedy texts."""
     return [answer.text for answer in answers]
 
 
@@ -82,7 +85,10 @@ def test_every_hand_off_is_one_fetch_and_one_publish_with_nixls_bytes(
 
 
 def test_times_agree_with_vllms_own_stamps_and_nixls(observed: ObservedPair, answers: list[Answer], figures: Figures) -> None:
-    """Another observer: the queue and first-token times that vLLM stamps itself, and the transfer times of NIXL's telemetry."""
+    """Another observer measures the same times.
+
+    It uses vLLM's own queue and first-token stamps and the transfer times of NIXL's telemetry.
+    """
     times = {t.request_id[:11]: t for t in observed.decode.wait(EngineTimes, lambda found: len(found) >= len(answers))}
     queue_ms, token_ms = [], []
     for n, answer in enumerate(answers):
@@ -117,7 +123,7 @@ def test_facts_name_both_ends(observed: ObservedPair, good: list[str]) -> None:
     for f in sides:
         assert (f.engine_version, f.dtype, f.block_size, f.missing) == ("0.32.0", "bfloat16", 32, ())
     events = {e.kind for e in observed.decode.of(ProcessEvent)}
-    assert events - {ProcessEventKind.PAUSED} == {ProcessEventKind.STARTED}  # a busy machine lets it wait now and then
+    assert events - {ProcessEventKind.PAUSED} == {ProcessEventKind.STARTED}  # on a busy machine it waits now and then
 
 
 def test_a_bad_block_id_is_a_failed_fetch_with_its_type(observed: ObservedPair, good: list[str]) -> None:
@@ -139,7 +145,10 @@ def test_a_bad_block_id_is_a_failed_fetch_with_its_type(observed: ObservedPair, 
 
 
 def test_the_answers_are_those_of_an_engine_without_it(good: list[str], tmp_path: Path) -> None:
-    """Greedy, token for token: an engine by itself, without the plugin, beside the pair."""
+    """The answers of an engine with the plugin match those without it.
+
+    They are compared token by token, greedy, with an engine beside the pair.
+    """
     engine = start_engine(find_installation(), "decode", EngineSettings(), logs=tmp_path)
     try:
         engine.wait_healthy(time.monotonic() + START_S)

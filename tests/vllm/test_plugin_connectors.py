@@ -1,4 +1,7 @@
-"""The plugin with other connectors than NIXL's pull: each hand-off is one fetch record. A fresh pair each, started in turn."""
+"""The plugin with other connectors than NIXL's pull.
+
+Each hand-off is one fetch record. Each test starts a fresh pair, in turn.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ PROMPTS = [f"class C{n}:\n    value = {n}\n" * 12 for n in range(4)]
 
 
 def only(received_records: ReceivedRecords, kind: type[KvFetch], count: int) -> list[KvFetch]:
-    """The fetches, once there are ``count``; more than that fail the caller's count."""
+    """Return the fetches once there are ``count``.
+
+    If there are more, the caller's count fails.
+    """
     return received_records.wait(kind, lambda found: len(found) >= count)
 
 
@@ -40,7 +46,10 @@ def test_nixl_push(tmp_path: Path, figures: Figures) -> None:
 
 
 def test_multi(tmp_path: Path, figures: Figures) -> None:
-    """The composite is not observed, its children are, and only the one that loads speaks."""
+    """The composite is not observed, its children are.
+
+    Only the one that loads reports.
+    """
 
     def connector(role: str, stored: Path) -> dict[str, object]:
         children: list[dict[str, object]] = [
@@ -74,7 +83,10 @@ def test_multi(tmp_path: Path, figures: Figures) -> None:
 
 
 def test_example(tmp_path: Path, figures: Figures) -> None:
-    """Shared storage: no peer, loads within the step; the second engine finds what the first has written."""
+    """Shared storage has no peer and loads within the step.
+
+    The second engine finds what the first has written.
+    """
     example = {
         "kv_connector": "ExampleConnector",
         "kv_role": "kv_both",

@@ -1,6 +1,8 @@
-"""What people met, done to a real pair with the plugin: each fault gives the fetch, publish or process event that says so.
+"""Faults from practice, done to a real pair with the plugin.
 
-One pair: D recomputes what it cannot load, P keeps blocks for six seconds. The order of the tests is that of the harm they do.
+Each gives the fetch, publish or process event that names it.
+There is one pair: D recomputes what it cannot load, P keeps blocks for six seconds. The tests run in the order of the harm they
+do.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObservedPair]
 
 
 def prompt(name: str) -> str:
-    """Of several blocks, and shared with no other test."""
+    """Return a prompt of several blocks that no other test shares."""
     return f"{name}: a question of its own. " * 16
 
 

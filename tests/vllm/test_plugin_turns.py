@@ -1,4 +1,7 @@
-"""Follow-up turns: D keeps the KV of its answer, and P reads it back for the next turn (NIXL's bidirectional transfer)."""
+"""Follow-up turns: D keeps the KV of its answer, P reads it for the next turn.
+
+This is NIXL's bidirectional transfer.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Why streams of a real engine stood still: for long prompts that it computed beside them, and for a processor quota.
+"""The causes of stalls in streams of a real engine.
 
-One engine with the plugin that does both, behind an edge: prompts come without KV, so they are computed where the streams run.
+The causes are long prompts computed beside the streams, and a processor quota.
+One engine with the plugin serves prompts and streams, behind an edge. Prompts come without KV, so they are computed where the
+streams run.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ STREAMS, AT_ONCE, TOKENS = 12, 3, 500
 LONG_STREAMS, LONG = 9, 1500  # about ten seconds each
 LONG_PROMPT, EVERY_S = 1900, 2.5
 MOST_AT_ONCE = 12  # prompts of a burst: with the streams, what the engine takes
-BURST_MS = 120.0  # far above what counts as a stall (20 ms and three usual gaps), however fast the machine is
+BURST_MS = 120.0  # far above a stall (20 ms and three usual gaps), however fast the machine is
 VOCABULARY = 2000  # of the tiny model, and no special tokens among them
 SHARE = 0.3  # of a processor, while there is a quota
 TITLE = "stalls of a real engine"
@@ -52,7 +54,7 @@ class Lone:
     api: Api
 
     def stalls(self, results: Sequence[Result]) -> list[StallRow]:
-        """Of these streams, once every one of them is told of."""
+        """Return the stalls of these streams, once each stream has been reported."""
         names = [str(result.request.request_id) for result in results]
         deadline_s = time.monotonic() + 180
         while True:
@@ -79,7 +81,7 @@ def lone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lone]:
         _, edge = start.handrail("sidecar", "edge", *front, *report)
         site = make_plugin_site(folder / "site")
         env = {"PYTHONPATH": f"{ENGINE_ENV['PYTHONPATH']}:{site}", "HANDRAIL_SOCKET": str(socket)}
-        # a whole burst in one step: a fast machine computes one long prompt in less than what counts as a stall
+        # a whole burst in one step: a fast machine computes one long prompt in less than a stall
         step = ("--max-num-batched-tokens", str(2048 * MOST_AT_ONCE))
         settings = EngineSettings(port=port, env=env, flags=("--middleware", MIDDLEWARE, *step))
         engine = start_engine(installation, "decode", settings, logs=folder)
@@ -106,7 +108,7 @@ def streams(name: str, count: int = STREAMS, tokens: int = TOKENS) -> list[Reque
 
 
 def long_prompt(url: str, source: random.Random) -> None:
-    """One answer of one token to a prompt that nobody has sent before."""
+    """Send one new prompt and request an answer of one token."""
     prompt = [source.randrange(10, VOCABULARY) for _ in range(LONG_PROMPT)]
     body = json.dumps({"model": MODEL_NAME, "prompt": prompt, "max_tokens": 1}).encode()
     request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
@@ -115,14 +117,17 @@ def long_prompt(url: str, source: random.Random) -> None:
 
 
 def burst_of(prompts: int, pool: ThreadPoolExecutor, url: str, source: random.Random) -> tuple[int, int]:
-    """That many long prompts at once; from when to when (wall clock, ns)."""
+    """Send that many long prompts at once; return begin and end (wall clock, ns)."""
     begin = time.time_ns()
     list(pool.map(lambda _: long_prompt(url, source), range(prompts)))
     return begin, time.time_ns()
 
 
 def long_enough(pool: ThreadPoolExecutor, url: str, source: random.Random) -> int:
-    """How many long prompts keep this engine busy for ``BURST_MS``, with nothing beside them."""
+    """Return how many long prompts keep this engine busy for ``BURST_MS``.
+
+    Nothing runs beside them.
+    """
     burst_of(1, pool, url, source)  # the first is slower
     for prompts in range(4, MOST_AT_ONCE, 2):
         begin, end = burst_of(prompts, pool, url, source)
@@ -157,7 +162,7 @@ def test_long_prompts_beside_the_streams_are_named(lone: Lone, figures: Figures)
     )
     figures.add(TITLE, f"stalls in a burst: {causes(inside)}; at other times: {causes(outside)}")
     named = [stall for stall in inside if stall.cause == "prefill_coscheduled"]
-    kept_waiting = [stall for stall in inside if stall.cause == "host_pause"]  # true of a machine that does other things too
+    kept_waiting = [stall for stall in inside if stall.cause == "host_pause"]  # holds on a shared machine too
     assert len(named) >= 5
     assert len(named) >= 0.75 * (len(inside) - len(kept_waiting))
     assert all("prompt tokens" in " ".join(stall.evidence) for stall in named)
@@ -165,7 +170,7 @@ def test_long_prompts_beside_the_streams_are_named(lone: Lone, figures: Figures)
 
 
 def test_a_processor_quota_is_named(lone: Lone, figures: Figures) -> None:
-    """Five times three seconds of it, with as much and more between them."""
+    """The quota holds five times for three seconds, with as much and more between."""
     pids = processes(lone.engine, "")
     limited: list[tuple[int, int]] = []
     how = ""

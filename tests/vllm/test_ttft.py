@@ -1,4 +1,4 @@
-"""The client's own time to first token against the one that Handrail reports at the edge, paired by id."""
+"""Compare the client's own TTFT with Handrail's TTFT at the edge, paired by id."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ P99_MS = 10.0
 
 @pytest.fixture(scope="module")
 def stack(bed: Bed, work: Path) -> Iterator[Stack]:
-    """Inline everywhere: the most that Handrail puts on a request's way."""
+    """Run everything inline: the most that Handrail puts on a request's way."""
     with running_stack(bed, PLAIN[Attach.INLINE], work / "ttft") as running:
         load(running.edge_url, mixed(8, "warm-up"), concurrency=4)  # first contact of P and D takes a handshake
         yield running
@@ -45,7 +45,10 @@ def streams(count: int, tag: str) -> list[Request]:
 
 
 def edge_ttft(stack: Stack, request_ids: Sequence[str | None]) -> dict[str, int]:
-    """Handrail's ``ttft_token`` at the edge by the client's id, ns; waits until all are there."""
+    """Return Handrail's ``ttft_token`` at the edge by the client's id, in ns.
+
+    It waits until all are there.
+    """
     wanted = {str(each) for each in request_ids}
 
     def seen(rows: Sequence[RequestRow]) -> dict[str, int]:
@@ -57,19 +60,22 @@ def edge_ttft(stack: Stack, request_ids: Sequence[str | None]) -> dict[str, int]
 
 
 def differences_ms(results: Sequence[Result], observed: Mapping[str, int]) -> list[float]:
-    """Client minus observer, by id."""
+    """Return client minus observer, by id, in ms."""
     pairs = [(each.answer.ttft_token_ns, observed[str(each.request.request_id)]) for each in results]
     return [(client - seen) / 1e6 for client, seen in pairs if client is not None]
 
 
 def test_alone_the_edge_sees_what_the_client_sees(stack: Stack, figures: Figures) -> None:
-    """In one round of three: a difference of ours is in all of them, one that the machine's other work makes is not."""
+    """One good round of three is enough.
+
+    A difference of Handrail's is in all rounds; one from other work on the machine is not.
+    """
     rounds = (alone(stack, figures, number) for number in range(ROUNDS))
     assert any(nearest_rank(each, 0.5) <= MEDIAN_MS and nearest_rank(each, 0.99) <= P99_MS for each in rounds)
 
 
 def alone(stack: Stack, figures: Figures, number: int) -> list[float]:
-    """The differences of one round of requests, one after the other."""
+    """Return the differences of one round of requests, sent one after the other."""
     results = load(stack.edge_url, streams(REQUESTS, f"one-{number}"), concurrency=1)
     difference = differences_ms(results, edge_ttft(stack, [each.request.request_id for each in results]))
     client = [(each.answer.ttft_token_ns or 0) / 1e6 for each in results]
@@ -79,7 +85,10 @@ def alone(stack: Stack, figures: Figures, number: int) -> list[float]:
 
 
 def test_at_four_the_edge_is_no_further_off_than_a_bare_relay(stack: Stack, work: Path, figures: Figures) -> None:
-    """Both stand before the same two-step proxy, and their requests take turns, so that they meet the same engines and noise."""
+    """Edge and bare relay stand before the same two-step proxy.
+
+    Their requests take turns, so that they meet the same engines and noise.
+    """
     with running_relay(stack.router_url, work / "ttft") as (relay_url, relay_log):
         targets = [(stack.edge_url, each) for each in streams(REQUESTS, "edge")]
         beside = [(relay_url, each) for each in streams(REQUESTS, "relay")]
@@ -96,7 +105,10 @@ def test_at_four_the_edge_is_no_further_off_than_a_bare_relay(stack: Stack, work
 
 
 def chance_ms(ours: Sequence[float], bare: Sequence[float]) -> float:
-    """How far the medians of two samples of this spread differ by chance: three standard errors, from their quartiles."""
+    """Return how far the medians of two such samples differ by chance.
+
+    It is three standard errors, estimated from their quartiles.
+    """
 
     def variance(values: Sequence[float]) -> float:
         deviation = (nearest_rank(values, 0.75) - nearest_rank(values, 0.25)) / 1.349
@@ -106,7 +118,10 @@ def chance_ms(ours: Sequence[float], bare: Sequence[float]) -> float:
 
 
 def test_vllm_bench_serve_agrees(bed: Bed, stack: Stack, work: Path, figures: Figures) -> None:
-    """An independent client, its requests matched by the ids it sends (``bench-<hex>-<n>``); the difference is reported."""
+    """An independent client sends the requests.
+
+    They are matched by its ids (``bench-<hex>-<n>``); the difference is reported.
+    """
     out = work / "ttft" / "bench.json"
     command = [
         *(str(bed.installation.vllm), "bench", "serve", "--backend", "openai", "--base-url", stack.edge_url),
@@ -129,7 +144,7 @@ def test_vllm_bench_serve_agrees(bed: Bed, stack: Stack, work: Path, figures: Fi
 
 
 def by_number(rows: Sequence[RequestRow]) -> dict[int, int]:
-    """The edge's time to first token by the number at the end of the ids that vllm bench serve sends."""
+    """Return the edge's TTFT by the number at the end of vllm bench serve's ids."""
     edge = [row for row in rows if row.scope == "edge"]
     named = ((re.fullmatch(r"bench-[0-9a-f]+-(\d+)", row.client_request_id or ""), row.ttft_token_ns) for row in edge)
     return {int(match.group(1)): ttft_ns for match, ttft_ns in named if match and ttft_ns is not None}

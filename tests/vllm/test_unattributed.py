@@ -1,4 +1,7 @@
-"""What nothing explains without the plugin is called unattributed, with the phases it may hide; none of them is claimed."""
+"""Time that nothing explains without the plugin is unattributed.
+
+It lists the phases it may hide; none of them is claimed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Children of the test bed: ready or failed with their output, and gone with everything they started."""
+"""Children of the test bed: ready, or failed with their output.
+
+They take everything they started with them when they end.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def is_alive(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return False
-    return state != "Z"  # a zombie has ended; whoever adopted it has not looked yet
+    return state != "Z"  # a zombie has ended; its adopter has not reaped it yet
 
 
 def test_it_is_ready_when_it_answers_and_ends_when_told(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""The tests' own client: what it reads from bytes, and that it needs no event to arrive whole."""
+"""The tests' own client: what it reads from bytes.
+
+Events need not arrive whole.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""install.sh and its helper, as far as they can be tried without downloading anything."""
+"""install.sh and its helper, as far as they can be tried without a download."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def test_each_arm_is_as_often_early_as_late() -> None:
 
 
 def test_both_arms_get_prompts_of_the_same_lengths_in_other_words() -> None:
-    """The same words would be in the engine's prefix cache the second time."""
+    """The same words would hit the engine's prefix cache the second time."""
     off, on, later = block("run-0", 1, Arm.OFF), block("run-0", 1, Arm.ON), block("run-0", 2, Arm.ON)
     lengths = [[len(r.prompt.split()) for r in each] for each in (off, on, later)]
     assert lengths[0] == lengths[1] != lengths[2]

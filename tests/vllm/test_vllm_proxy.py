@@ -1,4 +1,7 @@
-"""The tests' own two-step proxy and bare relay, in front of servers that answer as vLLM does."""
+"""The tests' own two-step proxy and bare relay.
+
+They stand in front of servers that answer as vLLM does.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ STREAM = (
 
 @dataclass(slots=True)
 class Engine:
-    """Answers like P where asked for a remote decode, else like D; keeps what it was sent."""
+    """Answers like P when it gets a remote decode, else like D; keeps its requests."""
 
     status: int = 200
     seen: list[tuple[dict[str, str], dict[str, Any]]] = field(default_factory=list)

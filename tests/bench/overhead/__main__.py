@@ -1,4 +1,8 @@
-"""What the plugin costs on a real pair: ``make bench-overhead``; ``ARGS='--pairs N'``. 8 pairs or more write docs/overhead.md."""
+"""Measure what the plugin costs on a real pair.
+
+Run it with ``make bench-overhead``; ``ARGS='--pairs N'`` sets the number of pairs. With 8 pairs or more it writes
+docs/overhead.md.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ WIDTH = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where every budget is met, 1 where one is missed, 3 without an engine."""
+    """Return 0 when every budget is met, 1 when one is missed, 3 without an engine."""
     parser = argparse.ArgumentParser(prog="make bench-overhead", description=__doc__)
     parser.add_argument(
         "--pairs", type=int, default=PUBLISHED_PAIRS, help="paired runs, at least 2 (default 8: about 20 minutes)"

@@ -1,7 +1,8 @@
-"""One real pair, whose plugin is switched off and on between blocks of load (``engine_site/overhead_switch.py`` says how).
+"""Run one real pair and switch its plugin off and on between blocks of load.
 
-Two processes of one program differ by some per cent for reasons of their own, and a machine drifts by more than the plugin costs
-between one minute and the next: so both arms are the same processes, in short turns. New processes for each run, all the same.
+``engine_site/overhead_switch.py`` describes the switch.
+Two processes of one program differ by some per cent for reasons of their own, and a machine drifts from one minute to the next
+by more than the plugin costs. So both arms use the same processes, in short turns. Each run starts new processes.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from vllm.pair import ENGINE_ENV, EngineSettings, Installation, Pair, running_pa
 from vllm.proctime import cpu_seconds
 from vllm.stack import Starter
 
-REQUESTS = 30  # of a block
+REQUESTS = 30  # requests in a block
 CONCURRENCY = 4
 TOKENS = 48
-ORDER = "ABBABAAB" * 4  # each arm as often first as second: a drift that is straight in time cancels
+ORDER = "ABBABAAB" * 4  # each arm is first equally often, which cancels a linear drift
 
 
 class Arm(str, Enum):
@@ -36,19 +37,19 @@ class Arm(str, Enum):
 
 @dataclass(slots=True)
 class Measured:
-    """What one arm did in one run. Gaps are those between chunks with content, ns."""
+    """The measurements of one arm in one run; gaps between content chunks are in ns."""
 
     ttft_ns: list[int] = field(default_factory=list)
     gap_ns: list[int] = field(default_factory=list)
-    token_ns: list[float] = field(default_factory=list)  # time per output token, of each request
+    token_ns: list[float] = field(default_factory=list)  # time per output token of each request
     requests: int = 0
-    engine_cpu_s: float = 0.0  # all processes of both engines
+    engine_cpu_s: float = 0.0  # CPU of all processes of both engines
     sidecar_cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bed:
-    """What runs."""
+    """The processes of a run."""
 
     pair: Pair
     url: str
@@ -56,14 +57,14 @@ class Bed:
     switches: Switches
 
     def cpu_s(self) -> tuple[float, float]:
-        """Processor time so far: engines, sidecars."""
+        """Return the processor time so far, of the engines and of the sidecars."""
         engines = [self.pair.prefill.child, self.pair.decode.child]
         return sum(map(cpu_seconds, engines)), sum(map(cpu_seconds, self.sidecars))
 
 
 @contextlib.contextmanager
 def running_bed(installation: Installation, folder: Path, *, middleware: bool) -> Iterator[Bed]:
-    """The pair with the plugin in it, answering."""
+    """Start the pair with the plugin; yield it when it answers."""
     switches = folder / "switches"
     switches.mkdir(parents=True)
     with contextlib.ExitStack() as parts:
@@ -91,7 +92,10 @@ def running_bed(installation: Installation, folder: Path, *, middleware: bool) -
 
 
 def measure(bed: Bed, run: int) -> dict[Arm, Measured]:
-    """One run: a block to warm each arm, then the blocks of ``ORDER``; which arm is A changes from run to run."""
+    """Do one run: a block to warm each arm, then the blocks of ``ORDER``.
+
+    Which arm is A changes from run to run.
+    """
     first, second = (Arm.OFF, Arm.ON) if run % 2 == 0 else (Arm.ON, Arm.OFF)
     found = {arm: Measured() for arm in Arm}
     for arm in (Arm.ON, Arm.OFF):
@@ -108,7 +112,10 @@ def measure(bed: Bed, run: int) -> dict[Arm, Measured]:
 
 
 def block(tag: str, turn: int, arm: Arm) -> list[Request]:
-    """The n-th blocks of both arms ask prompts of the same lengths in other words: the second would be in the prefix cache."""
+    """Send one block of load.
+
+    The n-th blocks of both arms have prompts of the same lengths but other words: the same words would hit the prefix cache.
+    """
     lengths, words = Random(f"{tag}-{turn}"), Random(f"{tag}-{turn}-{arm.value}")
     return [
         Request(
@@ -134,5 +141,5 @@ def _take(into: Measured, results: Sequence[Result], engine_s: float, sidecar_s:
         into.ttft_ns.append(result.answer.ttft_token_ns or 0)
         at = [at_ns for at_ns, data in events(result.chunks) if '"text"' in data]
         into.token_ns.append((at[-1] - at[0]) / (TOKENS - 1))
-        # events that came in one read have one time: a gap is between chunks
+        # events of one read share one time, so a gap lies between chunks
         into.gap_ns.extend(later - earlier for earlier, later in pairwise(dict.fromkeys(at)))

@@ -1,4 +1,7 @@
-"""docs/overhead.md and what the terminal shows: one table, the runs one by one, the machine."""
+"""Render docs/overhead.md and the terminal's report.
+
+Both hold one table, every single run, and the machine.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,19 @@ PAGE = Path(__file__).parents[3] / "docs/overhead.md"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Everything that was measured. ``alone``: the figures of ``bench_guest``."""
+    """All measurements; ``alone`` holds the figures of ``bench_guest``."""
 
     differences: Sequence[Difference]
     runs: Sequence[Mapping[Arm, Measured]]
     alone: Sequence[Mapping[str, Any]]
     middleware: bool
-    load: float  # of the machine, before
+    load: float  # load of the machine before the run
     seconds: float
     command: str
 
     @property
     def sidecar_ms(self) -> float:
-        """Processor time of both sidecars, a request."""
+        """Return the processor time of both sidecars for a request, in ms."""
         on = [run[Arm.ON] for run in self.runs]
         return sum(m.sidecar_cpu_s for m in on) / sum(m.requests for m in on) * 1e3
 
@@ -61,7 +64,7 @@ def rows(result: Result) -> list[tuple[str, ...]]:
 
 
 def alone(result: Result) -> list[tuple[str, str, str]]:
-    """``bench_guest`` in words, and the rates that follow from it."""
+    """Describe the figures of ``bench_guest`` and the rates that follow from them."""
     by_name = {row["name"]: row for row in result.alone}
     found = [
         (name.removeprefix("guest_").replace("_", " "), f"{row['value']} {row['unit']}", _budget(row))
@@ -97,7 +100,7 @@ and what one takes the others wait for. A host with processors to spare pays the
 
 
 def page(result: Result, where: str) -> str:
-    """The whole of docs/overhead.md."""
+    """Render the whole of docs/overhead.md."""
     method = _METHOD.format(
         with_it="plugin and middleware" if result.middleware else "plugin, no middleware",
         count=len(result.runs),

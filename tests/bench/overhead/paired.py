@@ -1,4 +1,7 @@
-"""Paired differences: what the plugin adds, run by run, as a share of the run without it, with a 95 % interval."""
+"""Compute paired differences: what the plugin adds, run by run.
+
+A difference is a share of the run without the plugin, with a 95 % interval.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ _T95: Final = (
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Between the two nearest values, in proportion. Raises ``ValueError`` for none."""
+    """Interpolate linearly between the two nearest values.
+
+    Raises ``ValueError`` when there is no value.
+    """
     if not values:
         raise ValueError("a quantile of nothing")
     ordered = sorted(values)
@@ -30,7 +36,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One quantity. ``limited``: whether the upper end of its interval has a budget."""
+    """One quantity; ``limited`` says whether its interval's upper end has a budget."""
 
     name: str
     unit: str
@@ -50,10 +56,14 @@ FIGURES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """``low`` to ``high``: 95 % interval of ``mean``; all as shares of the arm without the plugin. NaN where runs are too few."""
+    """The paired difference of one quantity.
+
+    ``low`` to ``high`` is the 95 % interval of ``mean``. All are shares of the arm without the plugin. NaN when there are too
+    few runs.
+    """
 
     figure: Figure
-    off: float  # median of the runs
+    off: float  # median over the runs
     on: float
     mean: float
     low: float
@@ -66,7 +76,10 @@ class Difference:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and its 95 % interval. Raises ``ValueError`` for fewer than two values."""
+    """Return the mean and its 95 % interval.
+
+    Raises ``ValueError`` for fewer than two values.
+    """
     if len(values) < 2:
         raise ValueError("an interval needs two runs")
     half = _T95[min(len(values) - 2, len(_T95) - 1)] * stdev(values) / len(values) ** 0.5
@@ -75,7 +88,7 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def differences(runs: Sequence[Mapping[Arm, Measured]]) -> list[Difference]:
-    """Of every figure, over the runs."""
+    """Return the difference of every figure over the runs."""
     found = []
     for figure in FIGURES:
         pairs = [(figure.of(run[Arm.OFF]), figure.of(run[Arm.ON])) for run in runs]

@@ -1,5 +1,6 @@
-"""Takes OTLP and throws it away: where the sidecars of the benchmark send to, so that no collector takes part of the cores.
+"""Receive OTLP and discard it.
 
+The sidecars of the benchmark send here, so that no collector takes part of the cores.
 Run as ``python -m bench.overhead.sink --ready-file FILE``.
 """
 

@@ -1,4 +1,7 @@
-"""The bench's end of ``engine_site/overhead_switch.py``: switches every process of both engines, and makes sure that it did."""
+"""Switch the plugin of every process of both engines, and check that it did.
+
+This is the benchmark's end of ``engine_site/overhead_switch.py``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ _ANSWER_S = 30.0
 
 
 class Switches:
-    """One socket a process in ``folder``; those of processes that have ended are passed over."""
+    """The switches of all processes, one socket each in ``folder``.
+
+    Sockets of processes that have ended are skipped.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -21,7 +27,10 @@ class Switches:
         self._on = True
 
     def turn(self, on: bool) -> None:
-        """Every process on or off, after some load. Raises ``RuntimeError`` where that is not so, or was not so until now."""
+        """Switch every process on or off, after some load.
+
+        Raises ``RuntimeError`` when a process did not switch, or was in the wrong state before.
+        """
         reports = [answer for path in sorted(self._folder.glob("*.sock")) if (answer := _ask(path, b"on" if on else b"off"))]
         wrong = [answer for answer in reports if answer.get("on") is not on]
         if wrong:

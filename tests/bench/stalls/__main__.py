@@ -1,4 +1,7 @@
-"""Judges the causes told of stalls by what truly made them, scene by scene (docs/stalls.md)."""
+"""Judge the reported causes of stalls against their true causes.
+
+It judges scene by scene (docs/stalls.md).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ WIDTH = 120
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where every goal is met, else 1."""
+    """Return 0 when every goal is met, else 1."""
     parser = argparse.ArgumentParser(prog="make bench-stalls", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="SCENE", help="which to judge (default: all)")
     parser.add_argument("--json", action="store_true", help="one object a scene on standard output")

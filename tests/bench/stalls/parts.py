@@ -1,6 +1,7 @@
-"""What each reason added to one gap of a stream: every step of it again, without that reason (a step's own twin).
+"""Compute what each reason added to one gap of a stream.
 
-For fleets with several reasons at once: there a whole run without one of them moves all that the others do.
+It computes every step of the gap again without that reason (the step's own twin).
+This serves fleets with several reasons at once: there a whole run without one reason moves the effects of all others.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from handrail_sim.emulator.slowdown import Hindrance, hindered_ns
 
 
 class Parts:
-    """Of one run."""
+    """The parts of all gaps of one run."""
 
     def __init__(self, scenario: Scenario, ran: Ran, seed: int) -> None:
         self._scenario = scenario
@@ -27,7 +28,7 @@ class Parts:
         self._ends = {host: [end for end, _ in steps] for host, steps in ran.steps.items()}
 
     def of(self, flight: Flight, index: int) -> dict[StallCause, float]:
-        """What each reason added to the gap ``index`` of the flight's stream, ns."""
+        """Return the ns that each reason added to gap ``index`` of the flight's stream."""
         host = flight.plan.decode_host
         assert flight.first_token_ns is not None
         times = list(accumulate(flight.gaps_ns, initial=flight.first_token_ns))

@@ -1,6 +1,7 @@
-"""What truly made a stall: it is gone, or less than half as long, in the same run without that reason (its twin).
+"""Find the true cause of each stall by a twin run without one reason.
 
-And causes that cannot be it: the same stalls beside an engine whose own doings were moved in time.
+A reason made a stall when the stall is gone, or less than half as long, in the same run without that reason (the twin).
+The module also finds causes that cannot be true: it sets the same stalls beside an engine whose activity is moved in time.
 """
 
 from __future__ import annotations
@@ -25,10 +26,16 @@ from handrail_sim.emulator.virtual_run import VirtualRunSettings, ran
 from handrail_sim.virtual.observers import arrivals, engine_arrivals
 
 NEARBY: Final = 8
-"""Gaps before and after: without the reason the run's times move a little, and with them what else made streams stand still."""
+"""Gaps before and after that are compared too.
+
+Without the reason the times of the run move a little, and other stalls of the stream move with them.
+"""
 
 TURNS: Final = 4
-"""Of a run: in a hundred seconds little happens, so one turn says little of coincidence."""
+"""Number of shuffles of a run.
+
+In a hundred seconds little happens, so one shuffle says little about coincidence.
+"""
 
 APART_NS: Final = 5_000_000_000
 SLICE_NS: Final = 2_000_000_000
@@ -37,7 +44,10 @@ JITTER_NS: Final = 4_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One stall that was told, and the reasons without which it is gone: none, or several, where no single one made it."""
+    """One reported stall and the reasons without which it is gone.
+
+    There may be no reason. There are several when no single one made the stall.
+    """
 
     row: StallRow
     truly: frozenset[StallCause]
@@ -45,7 +55,11 @@ class Judged:
 
 @dataclass(slots=True)
 class Score:
-    """Of one scene. ``clear``: stalls with one true cause, ``right`` of them named so; ``wrong``: named another, of all told."""
+    """The score of one scene.
+
+    ``clear``: stalls with one true cause; ``right``: those of them whose cause was named.
+    ``wrong``: stalls of all reported ones for which another cause was named.
+    """
 
     name: str
     reported: int = 0
@@ -65,7 +79,10 @@ def fly(setting: Setting, requests: int, seed: int) -> Ran:
 
 
 def received_records(setting: Setting, flown: Ran, seed: int) -> list[tuple[int, Any]]:
-    """What a collector hears of a run, in order: each record with when it was received."""
+    """Return the records that a collector receives from a run.
+
+    They are in order, each with its time of receipt.
+    """
     run: dict[str, Any] = {"seed": seed, "started_unix_ns": STARTED_UNIX_NS}
     made = arrivals(setting.scenario, flown.flights, setting.faults, plugin=True, **run)
     records: list[tuple[int, Any]] = [(one.received_unix_ns, one.record) for one in made]
@@ -74,7 +91,10 @@ def received_records(setting: Setting, flown: Ran, seed: int) -> list[tuple[int,
 
 
 def reported_cause(setting: Setting, flown: Ran, seed: int, moved: Random | None = None) -> list[StallRow]:
-    """The stalls that a collector tells of a run; ``moved``: what else happened at the engines is moved in time."""
+    """Return the stalls that a collector reports for a run.
+
+    ``moved``: the other activity of the engines is moved in time.
+    """
     records = received_records(setting, flown, seed)
     stalls: list[StallRow] = []
     for _ in rows_of(records if moved is None else shuffled(records, moved), stalls=stalls):
@@ -87,7 +107,7 @@ def reported_cause(setting: Setting, flown: Ran, seed: int, moved: Random | None
 
 
 def judge(scene: Scene, requests: int, seed: int) -> Score:
-    """Simulate it and its twins, tell it, and compare."""
+    """Simulate a scene and its twins, report its stalls, and compare."""
     flown = fly(scene.setting, requests, seed)
     score = Score(scene.name)
     for judged in judged_of(scene, flown, requests, seed):
@@ -100,7 +120,10 @@ def judge(scene: Scene, requests: int, seed: int) -> Score:
 
 
 def judged_of(scene: Scene, flown: Ran, requests: int, seed: int) -> list[Judged]:
-    """Every stall told of a run, with what truly made it: by the run's twin where there is one reason, else by the steps'."""
+    """Return every reported stall of a run with its true cause.
+
+    With one reason the run's twin decides, else the twins of the steps.
+    """
     rows = reported_cause(scene.setting, flown, seed)
     if len(scene.reasons) == 1:
         twins = {cause: _by_id(fly(without(scene.setting), requests, seed).flights) for cause, without in scene.reasons}
@@ -110,7 +133,10 @@ def judged_of(scene: Scene, flown: Ran, requests: int, seed: int) -> list[Judged
 
 
 def largest(row: StallRow, parts: Parts, flight: Flight) -> frozenset[StallCause]:
-    """The reason that added half of what was too much, and twice what any other did; several where none stands out."""
+    """Return the reason that added most.
+
+    It added half of the excess and twice as much as any other. Several are returned when none dominates.
+    """
     found = parts.of(flight, row.index)
     most = max(found.values(), default=0.0)
     if 2 * most < row.gap_ns - row.median_ns:
@@ -119,7 +145,7 @@ def largest(row: StallRow, parts: Parts, flight: Flight) -> frozenset[StallCause
 
 
 def truth(row: StallRow, twins: dict[StallCause, dict[str, Flight]]) -> frozenset[StallCause]:
-    """The reasons without which the stream goes on there."""
+    """Return the reasons without which the stream does not stall there."""
     return frozenset(cause for cause, flights in twins.items() if _gone(row, flights[str(row.client_request_id)]))
 
 
@@ -153,11 +179,13 @@ def _by_id(flights: Iterable[Flight]) -> dict[str, Flight]:
 
 
 def shuffled(records: Sequence[tuple[int, Any]], random: Random) -> list[tuple[int, Any]]:
-    """The same streams beside engines whose doings happened at other times: each kind of each engine is turned by a share of the
-    run of its own, and what leaves at its end comes in at its beginning.
+    """Return the same streams beside engines whose activity happened at other times.
 
-    By ``APART_NS`` at least, for what is hardly moved is still the cause; and each ``SLICE_NS`` of it by some more of its own,
-    for what comes at even times would else meet all of the stalls that it made, or none.
+    Each kind of activity of each engine is rotated by its own share of the run: what leaves at the end comes in at the
+    beginning.
+    The rotation is at least ``APART_NS``, because activity that hardly moves is still the cause.
+    Each ``SLICE_NS`` of it moves by some more of its own: periodic activity would otherwise meet all of the stalls that it
+    made, or none.
     """
     times = [received for received, record in records if isinstance(record, Exchange)]
     first, last = min(times), max(times)
@@ -194,7 +222,7 @@ def shuffled(records: Sequence[tuple[int, Any]], random: Random) -> list[tuple[i
 
 
 def _elsewhere(times: EngineTimes, random: Random) -> tuple[int, ...]:
-    """When a request stood preempted, at another time of its own stream."""
+    """Return a preemption of a request at another time of its own stream."""
     begin, end = times.first_token_ns or 0, times.finished_ns or 0
     moved: list[int] = []
     for first, last in zip(times.preempted[::2], times.preempted[1::2], strict=True):

@@ -1,4 +1,4 @@
-"""The scores for a person, for a script, and the goals that were missed."""
+"""Render the scores for a person and for a script, and list missed goals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MARK: Final = "<!-- scores -->"
 RIGHT: Final = 0.9
 SHUFFLED: Final = 0.02
 LEAST: Final = 30
-"""Stalls that are needed to judge a share of them."""
+"""Fewest stalls from which a share is judged."""
 
 _HEADINGS: Final = (
     ("\nscene", "left"),
@@ -30,7 +30,7 @@ _HEADINGS: Final = (
 
 
 def table(scores: Sequence[Score]) -> Table:
-    """One line a scene."""
+    """Return a table with one line for each scene."""
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for heading, justify in _HEADINGS:
         made.add_column(heading, justify=justify)  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ def _cells(score: Score) -> list[str]:
 
 
 def plain(score: Score) -> dict[str, Any]:
-    """One object for JSON; shares are None where nothing is to be judged."""
+    """Return one object for JSON; a share is None when there is nothing to judge."""
     return {
         "scene": score.name,
         "stalls": score.reported,
@@ -70,7 +70,10 @@ def plain(score: Score) -> dict[str, Any]:
 
 
 def missed(scores: Sequence[Score]) -> list[str]:
-    """The goals that a run missed, in words; also where it has too little to tell."""
+    """Return the goals that a run missed, in words.
+
+    A run with too few stalls to judge also misses its goal.
+    """
     found = []
     for score in scores:
         for name, part, whole, goal, least in (
@@ -94,7 +97,10 @@ def _percent(part: int, whole: int) -> str:
 
 
 def write_page(scores: Sequence[Score], again: str) -> None:
-    """Replace the table in docs/stalls.md. ``again``: the arguments that repeat the run."""
+    """Replace the table in docs/stalls.md.
+
+    ``again``: the arguments that repeat the run.
+    """
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(f"{MARK}\n")
     after = rest[rest.index("\n#") :]
     names = [" ".join(heading.split()) for heading, _ in _HEADINGS]

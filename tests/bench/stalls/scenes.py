@@ -1,4 +1,7 @@
-"""Fleets in which streams stand still for known reasons. Each reason can be taken away: what is gone then was made by it."""
+"""Define fleets in which streams stall for known reasons.
+
+Each reason can be taken away: it made the stalls that are then gone.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """``reasons``: what makes streams stand still here, and the setting without it."""
+    """A fleet with its stall reasons, each with the setting without it."""
 
     name: str
     setting: Setting
@@ -32,7 +35,7 @@ class Scene:
 
 
 def _no_prefill(setting: Setting) -> Setting:
-    """Prompts cost nothing, so no stream waits for one."""
+    """Return costs with free prompts, so that no stream waits for a prompt."""
     return replace(setting, scenario=replace(setting.scenario, prefill_token_ns=0, prefill_pair_ps=0))
 
 

@@ -1,1 +1,4 @@
-"""Is what Handrail says of a slow request true? Every fault of the emulated fleet, judged against what truly happened."""
+"""Judge whether Handrail's statements about slow requests are true.
+
+It injects every fault of the emulated fleet and compares the statements with what truly happened.
+"""

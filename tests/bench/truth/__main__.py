@@ -1,6 +1,7 @@
-"""Judges every case and prints the scores; ``--json``: one object a line. Fresh seeds, printed, unless ``--seed`` repeats them.
+"""Judge every case and print the scores.
 
-A case is run with several seeds and its requests are counted together, so that a score is a rate and not the luck of one run.
+``--json`` prints one object a line. The seeds are fresh and printed; ``--seed`` repeats them.
+A case runs with several seeds and its requests are counted together: the score is then a rate and not the luck of one run.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ from handrail.runtime.process import freeze_gc
 
 WIDTH = 150
 ENOUGH = 600
-"""Slow requests of a case after which no further seed is run: nine tenths are then told from 87 or 93 %."""
+"""Slow requests of a case after which no further seed is run.
+
+With so many, a share of nine tenths differs visibly from 87 % or 93 %.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where every goal is met, else 1."""
+    """Return 0 when every goal is met, else 1."""
     parser = argparse.ArgumentParser(prog="make bench-truth", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="SCENARIO", help="which to judge (default: all)")
     parser.add_argument("--json", action="store_true", help="one object a scenario on standard output")
@@ -71,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _again(given: argparse.Namespace, seed: int) -> str:
-    """The arguments that repeat this run, whatever becomes of the defaults."""
+    """Return the arguments that repeat this run, even if the defaults change."""
     traces = [] if given.traces == TRACES else ["--traces", str(given.traces)]
     plugin = ["--plugin"] if given.plugin else []
     return shlex.join([f"--seed={seed}", f"--requests={given.requests}", f"--runs={given.runs}", *traces, *plugin, *given.names])

@@ -1,8 +1,10 @@
-"""The best that vLLM's own spans and metrics allow: per-engine queue, prefill and first-token times; no join, no edge, no links.
+"""Find the slow phase as well as vLLM's own spans and metrics allow.
 
-An engine's span is slow by what is typical of that kind of engine for prompts of its size. For a slow request it names the part
-that grew most in either of its two spans, under vLLM's own name for it: at D "queue time" is the queue, since vLLM books the KV
-wait there. It is generous: somebody who sees spans without a join does not know which two belong together.
+It uses queue, prefill and first-token times of each engine; no join, no edge, no links.
+An engine's span is slow by comparison with what is typical of that kind of engine for prompts of its size.
+For a slow request the module names the part that grew most in either of its two spans, under vLLM's own name for it. At D
+"queue time" means the queue, since vLLM books the KV wait there.
+It is generous: a person who sees spans without a join does not know which two belong together.
 """
 
 from __future__ import annotations
@@ -19,13 +21,16 @@ NAMES: Mapping[Role, tuple[str, str]] = {
     Role.COLLOCATED: ("prefill_queue", "prefill_compute"),
     Role.DECODE: ("decode_queue", "first_step"),
 }
-"""What a queue time and a prefill time are called, by the engine's role."""
+"""Names of a queue time and of a prefill time, by the engine's role."""
 
 BAND = 40
 
 
 def named(records: Iterable[Record]) -> dict[str, str]:
-    """Request id of the engine (without its form) to the phase that vLLM alone would name."""
+    """Map the engine's request id to the phase that vLLM alone names.
+
+    The id has no prefix ``cmpl-`` and no suffix ``-0``.
+    """
     spans: dict[Role, list[EngineRequest]] = {}
     for record in records:
         if isinstance(record, EngineRequest) and record.queue_ns is not None and record.prefill_ns is not None:
@@ -40,7 +45,10 @@ def named(records: Iterable[Record]) -> dict[str, str]:
 
 
 def _growth(spans: Sequence[EngineRequest]) -> NDArray[np.float64]:
-    """Queue and prefill time beyond the mean of those whose first-token time is in the middle half, by prompt size."""
+    """Return queue and prefill time beyond their mean, by prompt size.
+
+    The mean is over the spans whose first-token time lies in the middle half.
+    """
     parts = np.array([(span.queue_ns, span.prefill_ns) for span in spans], np.float64)
     tokens = np.array([span.prompt_tokens for span in spans], np.float64)
     ttft = parts.sum(axis=1)

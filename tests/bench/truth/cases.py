@@ -1,4 +1,8 @@
-"""The runs that are judged: every fault, chosen so that it matters and leaves most of the run as usual, and runs without."""
+"""Define the runs that are judged.
+
+There is a run for every fault, chosen so that the fault matters and leaves most of the run as usual. There are also runs
+without a fault.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,16 @@ from handrail_sim.emulator.faults import Fault, parse
 from handrail_sim.emulator.virtual_run import VirtualRunSettings
 from handrail_sim.emulator.workload import WorkloadRequest
 
-BEGINS, ENDS = 0.37, 0.68  # of a run: as long as a third, and no block of time that the naming looks at begins or ends there
+BEGINS, ENDS = 0.37, 0.68  # shares of the run: about a third, and no time window of the naming begins or ends there
 TRACES = Path(__file__).parents[2] / "data" / "request_traces"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """``fault`` holds from ``BEGINS`` to ``ENDS`` of the run; ``clocks``, faults of them, for all of it.
+    """One judged run; ``fault`` holds from ``BEGINS`` to ``ENDS`` of the run.
 
-    ``trace`` begins the name of a file of published arrivals.
+    ``clocks``: clock faults, which hold for the whole run.
+    ``trace``: the beginning of the name of a file of published arrivals.
     """
 
     name: str
@@ -30,7 +35,7 @@ class Case:
     clocks: tuple[str, ...] = ()
 
     def settings(self, requests: int, seed: int, traces: Path = TRACES) -> VirtualRunSettings:
-        """Of the run without the fault."""
+        """Return the settings of the run without the fault."""
         chosen = scenarios.load(self.scenario)
         trace = next(iter(sorted(traces.glob(f"{self.trace}*"))), traces / self.trace) if self.trace else None
         return VirtualRunSettings(scenario=chosen, requests=requests, seed=seed, trace=trace, rate=self.rate)

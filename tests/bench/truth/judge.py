@@ -1,11 +1,14 @@
-"""Compares what was said of each request with what truly happened. Pure; definitions in docs/truth.md.
+"""Compare the statement about each request with what truly happened.
 
-*slow*: the fault made its first token later by 50 ms and a fifth, by the twin run. Of these:
-*phase right*: the phase that truly grew most was named; or, where it hides in vLLM's queue time at D, ``unattributed`` was said
-with that phase among what it may be. *misnamed*: one phase was named, and it was another. *host right*: the named place is where
-that phase truly is (its host, its link, the router), or the fault's own place. *outcome right*: of requests slow or changed in
-outcome, what the client got is told as it was. *false findings*: share of all requests of the twin without a fault that a finding
-would cover: a cause that stands out, or what the slowest concentrate at, by first token or by gap.
+Pure. docs/truth.md has the definitions.
+*slow*: by the twin run, the fault made the first token later by 50 ms and by a fifth. The shares of slow requests are:
+*phase right*: the phase that truly grew most was named. If that phase hides in vLLM's queue time at D, ``unattributed`` with
+that phase among its candidates is right.
+*misnamed*: one phase was named, and it was the wrong one.
+*host right*: the named place is where that phase truly is (its host, its link, the router), or the place of the fault.
+*outcome right*: for requests that are slow or have another outcome, the client's outcome is reported correctly.
+*false findings*: the share of all requests of the fault-free twin that a finding would cover. A finding is a cause that stands
+out, or a value at which the slowest concentrate, by first token or by gap.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from handrail_sim.emulator import truth
 from handrail_sim.emulator.truth import Excess, RequestTruth
 
 HIDDEN = frozenset({"kv_wait", "kv_handshake", "kv_transfer", "kv_notice", "decode_queue"})
-_REPORTED = {  # what the client got, in the words of a row
+_REPORTED = {  # the client's outcome, in the words of a row
     truth.TrueOutcome.OK: {"ok"},
     truth.TrueOutcome.FAILED: {"stream_error", "http_error", "upstream_disconnect"},
     truth.TrueOutcome.HUNG: {"client_disconnect", "timed_out"},
@@ -47,7 +50,10 @@ _FETCHED: dict[truth.FetchTruth, set[str | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """One request: the truth, what a fault did to it (None in a run without), and what was said of it (None: nothing)."""
+    """One request: the truth, the effect of a fault, and what was reported.
+
+    The effect is None in a run without a fault. The report is None when nothing was reported.
+    """
 
     truth: RequestTruth
     excess: Excess | None
@@ -57,11 +63,14 @@ class Known:
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Requests of one run, or of several with their seeds. All but the first four are of the ``slow`` ones."""
+    """Counts of requests of one run, or of several runs with their seeds.
+
+    All but the first four count ``slow`` requests only.
+    """
 
     requests: int = 0
     falsely_found: int = 0  # of those of the twin
-    touched: int = 0  # slow, or of another outcome
+    touched: int = 0  # slow, or with another outcome
     outcome_right: int = 0  # of ``touched``, as the next
     kv_outcome_wrong: int = 0
     slow: int = 0
@@ -80,7 +89,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Shares are 0 to 1, None where there is nothing to judge. ``named`` and ``unattributed`` add up to ``phase_right``."""
+    """The score of one case.
+
+    Shares are 0 to 1, None when there is nothing to judge. ``named`` and ``unattributed`` add up to ``phase_right``.
+    """
 
     scenario: str
     requests: int
@@ -88,7 +100,7 @@ class Score:
     phase_right: float | None
     named: float | None
     unattributed: float | None
-    open: float | None  # no phase is likely enough, or nothing grew: none was named
+    open: float | None  # no phase was named: none is likely enough, or none grew
     host_right: float | None
     outcome_right: float | None
     kv_outcome_wrong: float | None
@@ -120,7 +132,7 @@ class Score:
         )
 
     def plain(self) -> dict[str, str | int | float | None]:
-        """What ``--json`` prints."""
+        """Return what ``--json`` prints."""
         lines = (
             "scenario",
             "requests",
@@ -136,7 +148,7 @@ class Score:
 
 
 def found_in(rows: Sequence[RequestRow]) -> int:
-    """How many of the requests findings would cover."""
+    """Count the requests that findings would cover."""
     attribution = _causes(rows) if rows else None
     covered = attribution.standing.copy() if attribution is not None else np.zeros(len(rows), bool)
     for measure in (Measure.TTFT, Measure.GAP):
@@ -145,7 +157,10 @@ def found_in(rows: Sequence[RequestRow]) -> int:
 
 
 def _concentrated(rows: Sequence[RequestRow], measure: Measure) -> NDArray[np.bool_]:
-    """Which of the slowest of their scope have a value that ``handrail explain`` would say they have more of."""
+    """Return the slowest requests of each scope that share an over-represented value.
+
+    These are values that ``handrail explain`` would report as more frequent among the slowest.
+    """
     covered = np.zeros(len(rows), bool)
     for scope in {row.scope for row in rows}:
         timed = [(at, ns) for at, row in enumerate(rows) if row.scope == scope and (ns := _time_ns(row, measure)) is not None]
@@ -182,7 +197,7 @@ def _causes(rows: Sequence[RequestRow]) -> Attribution | None:
 
 
 def judge(run: Sequence[Known], fault_place: str, falsely_found: int) -> Counts:
-    """``falsely_found``: the twin's ``found_in``."""
+    """Compute the score of a case; ``falsely_found`` is the twin's ``found_in``."""
     rows = [known.row for known in run if known.row is not None]
     attribution = _causes(rows)
     at = {row.client_request_id: index for index, row in enumerate(rows)}
@@ -236,7 +251,7 @@ _BETWEEN = frozenset({Phase.ROUTER, Phase.PREFILL_HOPS, Phase.DECODE_HOPS})
 
 
 def _in_words_of_a_row(phase: truth.TruePhase) -> str:
-    """Proxies alone cannot part the router from the network."""
+    """Return the truth in the words of a row: proxies alone merge router and network."""
     return Phase.ROUTER_AND_HOPS.value if phase in (truth.TruePhase.ROUTER, truth.TruePhase.HOPS) else phase.value
 
 
@@ -250,7 +265,10 @@ def _may_be(row: RequestRow | None) -> set[str]:
 
 
 def _outcome_right(known: Known) -> bool:
-    """An answer from blocks that were given up is no good one, whatever the client saw, for who can know it."""
+    """Tell whether the reported outcome is right.
+
+    An answer from blocks that were given up is never a good one, whatever the client saw, since nobody can verify it.
+    """
     if known.row is None:
         return False
     tainted = known.row.outcome == "tainted" and known.truth.fetch is truth.FetchTruth.STALE_READ
@@ -258,12 +276,18 @@ def _outcome_right(known: Known) -> bool:
 
 
 def _kv_outcome_wrong(known: Known) -> bool:
-    """Said to be another than it was; ``unknown``, all that proxies and spans allow, is not wrong."""
+    """Tell whether a wrong KV outcome was reported.
+
+    ``unknown``, all that proxies and spans allow, is not wrong.
+    """
     return known.row is not None and known.row.kv_outcome is not None and known.row.kv_outcome not in _FETCHED[known.truth.fetch]
 
 
 def by_request(rows: Sequence[RequestRow]) -> Mapping[str, RequestRow]:
-    """By the client's id; of a request that became several rows, the one of the outermost scope."""
+    """Index the rows by the client's id.
+
+    If a request became several rows, the row of the outermost scope counts.
+    """
     scopes = ("engine", "decode", "edge")
     ordered = sorted(rows, key=lambda row: scopes.index(row.scope))
     return {row.client_request_id or row.request_key or "": row for row in ordered}

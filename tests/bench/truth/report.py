@@ -1,4 +1,7 @@
-"""The scores for a person: a table on the terminal, the same in docs/truth.md, and the goals that were missed."""
+"""Render the scores for a person and list the missed goals.
+
+The same table goes to the terminal and to docs/truth.md.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from bench.truth.judge import Score
 PAGE = Path(__file__).parents[3] / "docs" / "truth.md"
 MARKS = {False: "<!-- scores -->", True: "<!-- scores with the plugin -->"}
 RIGHT = {False: 0.9, True: 0.95}
-"""Of phases: by proxies and vLLM's spans, and with the plugin."""
+"""Goals for phases: with proxies and vLLM's spans, and with the plugin."""
 
 HOST_RIGHT = 0.9
 OUTCOME_RIGHT = 0.95
@@ -50,7 +53,7 @@ _HEADINGS = (
 
 
 def table(scores: Sequence[Score]) -> Table:
-    """One line a case."""
+    """Return a table with one line for each case."""
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     made.add_column("\nscenario")
     made.add_column("\nslow", justify="right")
@@ -62,12 +65,12 @@ def table(scores: Sequence[Score]) -> Table:
 
 
 def percent(share: float | None) -> str:
-    """With a decimal; nothing to judge is a dash."""
+    """Format a share as percent with one decimal, or a dash for nothing to judge."""
     return "–" if share is None else f"{share:.1%}"
 
 
 def missed(scores: Sequence[Score], *, plugin: bool = False) -> list[str]:
-    """The goals that were missed, in words."""
+    """Return the goals that were missed, in words."""
     found = []
     for score in scores:
         goals = [
@@ -85,7 +88,10 @@ def missed(scores: Sequence[Score], *, plugin: bool = False) -> list[str]:
 
 
 def write_page(scores: Sequence[Score], cases: Sequence[Case], again: str, *, plugin: bool) -> None:
-    """Replace the table of this mode in docs/truth.md. ``again``: the arguments that repeat the runs."""
+    """Replace the table of this mode in docs/truth.md.
+
+    ``again``: the arguments that repeat the runs.
+    """
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(f"{MARKS[plugin]}\n")
     after = rest[rest.index("\n## ") :]
     names = ("scenario", "fault", "slow", *(name for name, _ in _COLUMNS))

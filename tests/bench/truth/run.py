@@ -1,4 +1,7 @@
-"""One case from beginning to end: simulate it and its twin, feed what hosts said through the pipeline, judge what comes out."""
+"""Run one case from beginning to end.
+
+It simulates the case and its twin, feeds what the hosts reported through the pipeline, and judges the result.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ class _Twin:
 
 
 class Referee:
-    """Judges cases of ``requests`` requests each, by one seed."""
+    """Judge of cases of ``requests`` requests each, with one seed."""
 
     def __init__(self, requests: int, seed: int, traces: Path = TRACES, *, plugin: bool = False) -> None:
         self._plugin = plugin
@@ -44,11 +47,14 @@ class Referee:
         self._twins: dict[tuple[str, str, float], _Twin] = {}
 
     def score(self, case: Case) -> Score:
-        """Of this one run."""
+        """Return the score of this one run."""
         return Score.of(case.name, self.counts(case))
 
     def counts(self, case: Case) -> Counts:
-        """Raises what the simulation raises: ``ValueError``, ``OSError``."""
+        """Return the counts of this one run.
+
+        Raises what the simulation raises: ``ValueError``, ``OSError``.
+        """
         settings = case.settings(self._requests, self._seed, self._traces)
         twin = self._twin(case, settings)
         faults = case.faults(twin.plans)
@@ -65,7 +71,7 @@ class Referee:
         return judge(run, faults[0].place, twin.found)
 
     def rows(self, case: Case) -> dict[str, RequestRow]:
-        """What is said of the case's requests, by the client's id."""
+        """Return the rows of the case's requests, by the client's id."""
         settings = case.settings(self._requests, self._seed, self._traces)
         twin = self._twin(case, settings)
         faults = case.faults(twin.plans)
@@ -87,7 +93,7 @@ class Referee:
     def _report(
         self, scenario: Scenario, flights: Sequence[Flight], faults: Sequence[Fault]
     ) -> tuple[list[RequestRow], dict[str, str]]:
-        """Rows, and what vLLM alone would name."""
+        """Return the rows, and the phases that vLLM alone would name."""
         made = arrivals(scenario, flights, faults, seed=self._seed, started_unix_ns=STARTED_UNIX_NS, plugin=self._plugin)
         rows = newest(rows_of((one.received_unix_ns, one.record) for one in made))
         return rows, baseline.named(one.record for one in made if isinstance(one.record, EngineRequest))

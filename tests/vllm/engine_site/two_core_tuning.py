@@ -1,12 +1,13 @@
-"""A plugin of vLLM's for the test bed only: it keeps two busy loops of the engine from starving each other on two cores.
+"""Keep two busy loops of the engine from starving each other on two cores.
 
-pair.py puts this folder on the engine's PYTHONPATH; vLLM loads it in each of its processes. Nothing else of the engine changes.
+This plugin of vLLM's is only for the test bed. pair.py puts this folder on the engine's PYTHONPATH; vLLM loads it in each of
+its processes. Nothing else of the engine changes.
 
-1. The processes of one engine wait for each other in a loop of ``sched_yield``. On Linux 6.18 a thread that yields forfeits so
-   much that, beside any other busy process, it was not run again for up to 31 s (measured: 4 of 24 requests took 26-31 s).
-   vLLM's own other branch, ``time.sleep(0)``, gives up the processor without that.
-2. NIXL's progress thread polls without pause: one whole core an idle engine (measured for a pair: both cores, 1.5 % of them with
-   this). With a delay its poll blocks until UCX has an event, at most 10 ms.
+1. The processes of one engine wait for each other in a loop of ``sched_yield``. On Linux 6.18 a yielding thread forfeits so
+   much that, beside another busy process, it did not run again for up to 31 s (measured: 4 of 24 requests took 26-31 s). vLLM's
+   own other branch, ``time.sleep(0)``, gives up the processor without that.
+2. NIXL's progress thread polls without pause: an idle engine takes one whole core (measured for a pair: both cores, 1.5 % of
+   them with this). With a delay its poll blocks until UCX has an event, at most 10 ms.
 
 Together: 40 requests at concurrency 4 through vllm-router took 13-75 s without, 1.4-1.9 s with them.
 """
@@ -20,7 +21,10 @@ NIXL_POLL_US = 10_000
 
 
 def _sleep_in_nixl(module: Any) -> None:
-    """Set the delay of the progress thread in every agent that ``module`` (nixl's Python API) makes from now on."""
+    """Set the delay of the progress thread in every NIXL agent from now on.
+
+    ``module`` is nixl's Python API.
+    """
     bindings = module.nixlBind
     make_agent = bindings.nixlAgent
     if getattr(make_agent, "two_core_tuning", False):
@@ -35,7 +39,7 @@ def _sleep_in_nixl(module: Any) -> None:
 
 
 def register() -> None:
-    """Called by vLLM in each process, in some more than once."""
+    """Patch the process; vLLM calls this in each process, in some more than once."""
     from vllm.distributed import nixl_utils, utils
 
     utils.USE_SCHED_YIELD = False
@@ -44,7 +48,7 @@ def register() -> None:
     if getattr(load, "two_core_tuning", False):
         return
 
-    # NIXL is left to be imported when vLLM wants it: vLLM sets a variable of UCX just before.
+    # Leave the import of NIXL to vLLM, which sets a variable of UCX just before it.
     def load_and_tune(name: str) -> Any:
         attribute = load(name)
         if name == "NixlWrapper" and attribute is not None:

@@ -1,8 +1,11 @@
-"""A plugin of vLLM's for ``make bench-overhead`` only: takes Handrail out of a running engine and puts it back.
+"""Take Handrail out of a running engine and put it back (a vLLM plugin).
 
-Two processes of one program differ by some per cent (where memory came to lie), which is more than the plugin costs; so both arms
-are one process. Off: the scheduler, the connector and NIXL's objects have their own methods again, the middleware hands every
-call on, and the recorder's thread has ended. What stays is one call of that middleware a request, and this thread, which waits.
+Only ``make bench-overhead`` uses it.
+Two processes of one program differ by some per cent because of their memory layout, which is more than the plugin costs. So
+both arms use one process.
+Off means: the scheduler, the connector and NIXL's objects have their own methods again, the middleware passes every call on,
+and the recorder's thread has ended.
+One call of that middleware a request remains, and this thread, which waits.
 A process listens on ``$OVERHEAD_SWITCHES/<pid>.sock``; it answers "on" and "off" with what it switched.
 """
 
@@ -21,16 +24,16 @@ _started = False
 
 
 class Switch:
-    """What Handrail put into this process's objects, by what they were before."""
+    """The attributes that Handrail set on this process's objects, and the old values."""
 
     def __init__(self) -> None:
-        self.wrapped: list[tuple[Any, str, Any, Any]] = []  # object, name, what its __dict__ had, what is there with Handrail
-        self.connectors: list[tuple[Any, type]] = []  # with their observed class
+        self.wrapped: list[tuple[Any, str, Any, Any]] = []  # object, name, its old entry in __dict__, Handrail's value
+        self.connectors: list[tuple[Any, type]] = []  # objects with their observed class
         self.middleware: list[tuple[type, Any]] = []
         self.is_on = True
 
     def note(self, function: Callable[..., Any], objects: Callable[..., list[Any]]) -> Callable[..., Any]:
-        """``function``, which wraps methods of ``objects`` on the object."""
+        """Record what ``function`` sets on ``objects`` when it wraps their methods."""
 
         def noting(*given: Any, **named: Any) -> Any:
             before = [(each, dict(vars(each))) for each in objects(*given)]
@@ -97,7 +100,7 @@ def _serve(switch: Switch, plugin: Any) -> None:
 
 
 def register() -> None:
-    """vLLM's call, in each of its processes."""
+    """Register the switch; vLLM calls this in each of its processes."""
     global _started
     if _started or FOLDER_ENV not in os.environ:
         return
