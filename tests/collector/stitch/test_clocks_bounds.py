@@ -106,7 +106,7 @@ def test_the_truth_lies_within_while_the_rate_wanders_and_messages_come_late(
 @given(
     rate_ppm=st.integers(-90, 90),
     messages=st.lists(st.tuples(st.integers(1, 20), st.sampled_from([1, -1]), st.integers(1, 2000)), min_size=2, max_size=8),
-    asked_s=st.integers(0, 200),
+    requested_s=st.integers(0, 200),
 )
 def test_nothing_that_holds_for_all_courses_is_narrower(
     rate_ppm: int, messages: list[tuple[int, int, int]], requested_s: int

@@ -45,7 +45,7 @@ def test_F01_an_absent_counter_is_said_once_and_is_no_zero_on_the_page(double: D
     statements = [line for line in found["lines"] if "utilization_ratio" in line]
     assert len(statements) == 1
     assert "not supported" in statements[0]
-    assert "sm_active_ratio says more" in statements[0]
+    assert "sm_active_ratio is more exact" in statements[0]
 
 
 @pytest.mark.parametrize(
