@@ -30,7 +30,7 @@ from handrail_collector.pipeline import Pipeline, PipelineSettings
 from handrail_collector.sinks.otlp import ForwardSettings, OtlpForward
 from handrail_collector.status import Running, collector_gates
 from handrail_collector.stitch.stitcher import StitchSettings
-from handrail_collector.store.maintenance import SteadyClock, Upkeep, UpkeepSettings
+from handrail_collector.store.maintenance import ClockStepGuard, Upkeep, UpkeepSettings
 from handrail_collector.store.manifest import StoreDamagedError
 from handrail_collector.store.publish import StoreLockedError, StorePublisher
 from handrail_collector.store.read import StoreReader
@@ -85,7 +85,7 @@ async def _main(config: CollectorConfig) -> int:
         http_gate=gates.gate("otlp_http"),
     )
     api_guard = protection.guard("api", certificates=True)
-    upkeep = Upkeep(publisher, _upkeep_settings(config), steady=SteadyClock())
+    upkeep = Upkeep(publisher, _upkeep_settings(config), steady=ClockStepGuard())
     running = Running(journal, pipeline, receiver, forwards, upkeep, time.time_ns(), gates)
     parts = Parts()
     addresses: dict[str, str] = {}

@@ -80,7 +80,7 @@ def _named(day: Day, whole: Sequence[Day]) -> str:
     return date if day in whole else f"the samples of {date}"
 
 
-class SteadyClock:
+class ClockStepGuard:
     """Check whether the wall clock is steady enough to judge ages.
 
     It is not for an hour after a step of more than a minute, so that a clock that is wrong for a while deletes no data.
@@ -113,7 +113,7 @@ class Upkeep:
         publisher: StorePublisher,
         settings: UpkeepSettings,
         now_unix_ns: Callable[[], int] = time.time_ns,
-        steady: SteadyClock | None = None,
+        steady: ClockStepGuard | None = None,
     ) -> None:
         self.stats = UpkeepStats()
         self._steady = steady

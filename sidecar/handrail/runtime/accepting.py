@@ -29,7 +29,7 @@ It calls ``gate.leave`` with that address once the connection is closed.
 """
 
 
-class Entry(Protocol):
+class ConnectionGate(Protocol):
     """Admission of connections: ``connections.Gate``, or the proxy's ``Admission``.
 
     The acceptor calls it before and after it accepts.
@@ -57,7 +57,7 @@ class Acceptor:
     ``close`` works without ``start`` and twice. It belongs to the loop that called ``start``.
     """
 
-    def __init__(self, gate: Entry, taken: Taken) -> None:
+    def __init__(self, gate: ConnectionGate, taken: Taken) -> None:
         self._gate = gate
         self._taken = taken
         self._sockets: list[socket.socket] = []

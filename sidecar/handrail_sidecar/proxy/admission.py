@@ -35,7 +35,7 @@ DESCRIPTORS_EACH: Final = 2
 class Admission:
     """Count client connections and decide which of them are streams.
 
-    One event loop owns it. It is an ``accepting.Entry``.
+    One event loop owns it. It is an ``accepting.ConnectionGate``.
     Without a ``budget`` and ``most`` every connection is a stream. ``clock``: seconds.
     """
 
@@ -137,7 +137,7 @@ class Admission:
     def _free(self, budget: DescriptorBudget) -> int:
         return budget.free() - self._kept - self._owed
 
-    # --- accepting.Entry --------------------------------------------------------------------------------------------------
+    # --- accepting.ConnectionGate ---------------------------------------------------------------------------------------
 
     def has_room(self) -> bool:
         """Whether one more connection may be accepted, for a stream or for a 503."""

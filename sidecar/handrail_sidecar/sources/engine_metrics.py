@@ -123,7 +123,7 @@ class MetricsSource:
         self._now = now_unix_ns
         self._monotonic_s = monotonic_s
         self._types = -1
-        self._untold = False
+        self._unreported = False
         self._facts: deque[LogFact] = deque(maxlen=MOST_FACTS)  # counted failures not taken over yet
         self._warned_invalid = False
         self._session: aiohttp.ClientSession | None = None
@@ -224,11 +224,11 @@ class MetricsSource:
         if self.report is None or (self.report.emitters, self.report.notes) != (emitters, notes):
             log_report(report)
             self.report = report
-            self._untold = True
-        if self._untold and not await self._take(report):
+            self._unreported = True
+        if self._unreported and not await self._take(report):
             self.stats.dropped += 1
             return  # offered again at the next scrape
-        self._types, self._untold = types, False
+        self._types, self._unreported = types, False
 
     def _count_invalid(self, reading: PageReading) -> None:
         for reason, count in reading.invalid.items():

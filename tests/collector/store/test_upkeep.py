@@ -19,7 +19,7 @@ from builders.store_rows import START_UNIX_NS, request_rows
 from doubles.failing_disk import StoppedError, StoppingFiles
 from handrail_collector.rows import MERGED, RequestRow
 from handrail_collector.store.layout import DAY_NS, HOUR_NS
-from handrail_collector.store.maintenance import SteadyClock, Upkeep, UpkeepSettings
+from handrail_collector.store.maintenance import ClockStepGuard, Upkeep, UpkeepSettings
 from handrail_collector.store.manifest import MANIFEST, ManifestReader, files_of
 from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
@@ -247,7 +247,7 @@ def test_a_step_of_the_wall_clock_costs_nothing_within_an_hour(store: Kept, capl
     """
     publish_all(store.publisher)
     monotonic = Clock(0)
-    steady = SteadyClock(monotonic)
+    steady = ClockStepGuard(monotonic)
     upkeep = Upkeep(store.publisher, UpkeepSettings(retention_ns=3000 * HOUR_NS), store.clock, steady)
 
     def after(seconds: int, step_ns: int = 0) -> int:
