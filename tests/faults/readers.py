@@ -913,7 +913,7 @@ class DatagramReader:
     every = 400
 
     def __enter__(self) -> DatagramReader:
-        self._received = Received("handrail")
+        self._received = Received("handrail_sidecar")
         self._lines = _datagrams()
         self._kinds: set[str] = set()
         self._numbers = count()
