@@ -52,7 +52,7 @@ class Admission:
         self._budget = budget
         self._most = most
         self._kept = 0 if budget is None else min(KEPT, (budget.limit - budget.reserved) // 4)
-        self._owed = 0  # upstream connections that admitted streams have not opened yet
+        self._owed = 0  # upstream connections that admitted streams have not begun to open
         self._clock = clock
         self._paused_at: float | None = None
 
@@ -108,18 +108,18 @@ class Admission:
         self.streams -= 1
         self._owed -= 1
 
-    def connected(self) -> None:
-        """Note that the upstream connection of a stream is open.
+    def opening(self) -> None:
+        """Note that the upstream connection of a stream is being opened.
 
-        The connection counts as owed until then: the count of descriptors does not see it between the decision to open it and its
-        opening.
+        It counted as owed until now. From now on the count of descriptors sees its socket, so that a count during a slow connection
+        does not take it twice.
         """
         self._owed -= 1
         if self._budget is not None:
             self._budget.take()
 
     def disconnected(self) -> None:
-        """Note that the upstream connection of a stream is closed."""
+        """Note that the upstream connection of a stream is closed, or could not be opened."""
         if self._budget is not None:
             self._budget.give_back()
 

@@ -358,8 +358,11 @@ class ClientSide(asyncio.Protocol):
         settings, loop = self.relay.settings, asyncio.get_running_loop()
         # Not wait_for: before Python 3.12 it makes a second task, on the way of every first request.
         timer = loop.call_later(settings.connect_timeout_s, self._connect_timed_out)
+        admission, upstream = self.relay.admission, UpstreamSide(self)
+        admission.opening()  # its socket is among the descriptors from here on, not only once the connection is there
+        self._owed = False
         try:
-            await loop.create_connection(lambda: UpstreamSide(self), settings.upstream_host, settings.upstream_port)
+            await loop.create_connection(lambda: upstream, settings.upstream_host, settings.upstream_port)
         except ConnectionRefusedError:
             self._unreachable(502, "bad_gateway", "refused the connection", "connection_refused")
         except (OSError, ValueError) as error:  # ValueError: a host name that cannot be looked up
@@ -368,6 +371,8 @@ class ClientSide(asyncio.Protocol):
             else:
                 self._unreachable(502, "bad_gateway", f"cannot be reached ({type(error).__name__})", "unreachable")
         finally:
+            if not upstream.counted:
+                admission.disconnected()
             timer.cancel()
             self._connecting = None
 
@@ -391,8 +396,6 @@ class ClientSide(asyncio.Protocol):
         if self._phase is not _Phase.CONNECT:
             upstream.transport.abort()  # the client left meanwhile
             return False
-        self.relay.admission.connected()
-        self._owed = False
         self.upstream = upstream
         self.relay.stats.upstream_connections += 1
         self._send_head()

@@ -56,7 +56,7 @@ class UpstreamSide(asyncio.Protocol):
         self.blocked = False  # the upstream has not taken all that was written
         self.opaque = False  # the response is not readable HTTP: bytes are passed until one side closes
         self._client = client
-        self._counted = False  # counted among the process's descriptors, by the admission
+        self.counted = False  # counted among the process's descriptors, by the admission
         self._flight: ExchangeObserver | None = None
         self._watch: ResponseWatch | None = None
         self._reading_paused = False
@@ -72,7 +72,7 @@ class UpstreamSide(asyncio.Protocol):
         if raw is not None:
             with contextlib.suppress(OSError):  # uvloop and asyncio set it too; here it does not depend on them
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._counted = self._client.connected(self)
+        self.counted = self._client.connected(self)
 
     @property
     def ends_by_close(self) -> bool:
@@ -146,7 +146,7 @@ class UpstreamSide(asyncio.Protocol):
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._counted:
+        if self.counted:
             self._client.relay.admission.disconnected()
         until_close = self._watch is not None and self._watch.until_close
         self._client.upstream_lost(exc, until_close=until_close, opaque=self.opaque)

@@ -9,6 +9,7 @@ import asyncio
 import errno
 import json
 import logging
+import socket
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_stream_costs_two_descriptors_from_its_admission_on() -> None:
     while found.has_room() and found.admit("peer") is None and found.stream():
         taken += 1
         if taken % 2:
-            found.connected()  # half of them have their upstream connection
+            found.opening()  # half of them have their upstream connection
     assert taken == fit
     assert found.crowded
     assert f"{fit} streams are open and {fit} fit" in found.problem()
@@ -152,7 +153,7 @@ def test_everything_is_given_back() -> None:
         found.admit("peer")
         assert found.stream()
         if connected:
-            found.connected()
+            found.opening()
             found.disconnected()
         found.closed(stream=True, owed=not connected)
     assert (found.free_streams(), found.streams, found.connections) == (before, 0, 0)
@@ -282,6 +283,24 @@ async def test_budget_of_the_process_bounds_the_streams() -> None:
             assert sum(head.startswith(b"HTTP/1.1 503 ") for head in heads) == 2
         await until(lambda: proxy.source.stats.open_connections == 0)
         await until(lambda: found.in_use() == 30)
+
+
+async def test_slow_connections_to_the_upstream_are_counted_once() -> None:
+    """Their sockets are among the descriptors already: a count meanwhile must not add them to those still owed."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:  # nobody accepts: further connections stay half open
+        port = full.getsockname()[1]
+        recounted = DescriptorBudget(10_000, 100, recount_s=0.0)
+        async with proxied(port, budget=recounted) as proxy, AsyncExitStack() as stack:
+            peers = [await stack.enter_async_context(client(proxy.port)) for _ in range(20)]
+            await until(lambda: proxy.source.admission.streams == 20)
+            before = proxy.source.admission.capacity
+            assert before is not None
+            for peer in peers:
+                await peer.send(post())
+            await until(lambda: proxy.source.stats.requests == 20)
+            now = proxy.source.admission.capacity
+            assert now is not None
+            assert abs(now - before) <= 1
 
 
 async def test_idle_connection_gives_way_to_a_new_stream() -> None:
