@@ -111,8 +111,8 @@ class Admission:
     def opening(self) -> None:
         """Note that the upstream connection of a stream is being opened.
 
-        It counted as owed until now. From now on the count of descriptors sees its socket, so that a count during a slow connection
-        does not take it twice.
+        It counted as owed until now. From now on the count of descriptors sees its socket. A count during a slow connection would
+        otherwise take it twice.
         """
         self._owed -= 1
         if self._budget is not None:
