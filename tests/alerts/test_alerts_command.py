@@ -71,7 +71,7 @@ def test_json_lists_what_was_made(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["--out", "/proc/rules"], "rules cannot be written"),
     ],
 )
-def test_what_cannot_be_rendered_is_told(flags: list[str], output: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unrenderable_input_is_reported(flags: list[str], output: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["alerts", "render", *flags]) in (1, 2)
     assert output in capsys.readouterr().err
 
@@ -205,7 +205,7 @@ async def test_a_refused_query_is_told_with_its_rules_and_what_prometheus_said(
     ],
     ids=["401", "403", "plain to TLS", "404", "redirect", "busy", "proxy", "no JSON", "other JSON"],
 )
-async def test_another_answer_is_told_for_what_it_is(handler: Handler, output: str, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_unexpected_answer_is_reported(handler: Handler, output: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert await check(handler) == 1
     assert output in capsys.readouterr().err
 

@@ -69,7 +69,7 @@ def test_what_is_right_is_let_through(expr: str) -> None:
         ('{role="edge"}', "names no metric"),
     ],
 )
-def test_what_would_be_silently_wrong_is_said(expr: str, output: str) -> None:
+def test_silently_wrong_query_is_reported(expr: str, output: str) -> None:
     found = problems(expr, KNOWN)
     assert any(output in each for each in found), found
 

@@ -65,7 +65,7 @@ def test_the_file_that_comes_with_handrail_is_valid_and_moves_no_threshold() -> 
         ("17", "objectives[0]: must be a mapping"),
     ],
 )
-def test_a_mistake_is_told_with_its_line_and_what_is_valid(objective: str, output: str) -> None:
+def test_mistake_is_reported_with_its_line_and_valid_values(objective: str, output: str) -> None:
     reported_output = problems_of(objective)
     assert output in reported_output
     assert "slo.yaml:3" in reported_output

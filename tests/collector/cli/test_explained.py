@@ -127,7 +127,7 @@ def test_no_line_ends_in_blanks() -> None:
         ),
     ],
 )
-def test_the_period_is_told_with_date_and_zone(zone: timezone, output: str) -> None:
+def test_period_has_date_and_zone(zone: timezone, output: str) -> None:
     assert shown(answer(contrast("p0>d1")), 100, zone)[0] == output
 
 

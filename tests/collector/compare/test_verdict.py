@@ -215,7 +215,7 @@ def test_gaps_between_tokens_are_not_set_against_gaps_between_chunks() -> None:
         pytest.param("x", {"engines": 0}, "unknown", "the rows name neither P nor D", id="nothing"),
     ],
 )
-def test_the_layout_is_told_by_the_rows_then_by_the_name(name: str, changes: dict[str, Any], layout: str, output: str) -> None:
+def test_layout_comes_from_rows_then_from_name(name: str, changes: dict[str, Any], layout: str, output: str) -> None:
     made = side_by_side([Arm(name=each, stretches=(stretch(),)) for each in (name, "other")], [arm(1, **changes), arm(2)], GOAL)
     assert made.arms[0].layout == layout
     assert made.arms[0].layout_told_by.startswith(output)

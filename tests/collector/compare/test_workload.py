@@ -33,7 +33,7 @@ def test_draws_of_one_workload_are_alike(seed: int) -> None:
         pytest.param({"cached_tokens": np.full(600, 0.0)}, "prefix cache: ", id="caches"),
     ],
 )
-def test_other_work_is_told(changes: dict[str, Any], reported_output: str) -> None:
+def test_different_workload_is_reported(changes: dict[str, Any], reported_output: str) -> None:
     one, other = arm(1), arm(2, **changes)
     one = replace(one, cached_tokens=one.prompt_tokens / 2)
     other = replace(other, cached_tokens=other.prompt_tokens / 2 if "cached_tokens" not in changes else other.cached_tokens)

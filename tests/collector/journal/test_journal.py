@@ -444,7 +444,7 @@ async def test_the_rule_for_each_error_of_the_journals_disk(operation: str, code
 
 
 @pytest.mark.parametrize("code", KINDS, ids=NAMES)
-async def test_a_segment_that_cannot_be_removed_is_tried_again_and_said_once(code: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_segment_that_cannot_be_removed_is_retried_and_logged_once(code: int, caplog: pytest.LogCaptureFixture) -> None:
     files = FailingFiles()
     journal = Journal(SegmentLog("journal", SMALL, files=files))
     await journal.start()

@@ -145,7 +145,7 @@ def test_one_error_of_another_age_is_no_link_that_fails_since_then_or_until_then
     assert book.link_fault(instance, EPOCH + 3600 * SECOND, EPOCH + 7200 * SECOND) is None
 
 
-async def test_what_an_engine_is_said_to_do_in_2099_is_not_learned(tmp_path: Path) -> None:
+async def test_engine_activity_of_2099_is_not_learned(tmp_path: Path) -> None:
     clock = Clock()
     rolled = Iteration(
         process=process(Role.DECODE), source=Source.PLUGIN, started_unix_ns=START, duration_ns=SECOND, steps=3, full=False

@@ -40,9 +40,8 @@ class Concentration:
 
     ``asked``: cases with the value; ``others``: controls with it.
     ``lift``, ``low``, ``high``: None where no control has the value.
-    ``perhaps``: enough cases have it, and more often than the interval leaves to chance. For a value that does not stand out this
-    is
-    a hint and no more.
+    ``perhaps``: enough cases have it, and more often than the interval leaves to chance. Without
+    ``stands_out`` it is only a hint.
     """
 
     dimension: str

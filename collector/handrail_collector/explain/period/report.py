@@ -159,9 +159,9 @@ def _scope(period_data: PeriodData, scope: str) -> ScopeAnswer:
         measure: _quantiles(cells) if period_data.quantiles is None else period_data.quantiles[measure].get(scope)
         for measure, cells in ((Measure.TTFT, ttft), (Measure.GAP, gap))
     }
-    looked_at = (
-        period_data.looked_at.filter(pc.equal(period_data.looked_at["scope"], scope))
-        if period_data.looked_at is not None
+    tail_and_sample = (
+        period_data.tail_and_sample.filter(pc.equal(period_data.tail_and_sample["scope"], scope))
+        if period_data.tail_and_sample is not None
         else None
     )
     return ScopeAnswer(
@@ -174,7 +174,7 @@ def _scope(period_data: PeriodData, scope: str) -> ScopeAnswer:
         ttft_ns=_shown(quantiles[Measure.TTFT]),
         gap_ns=_gap_quantiles(sketch),
         failures=_failures(ttft),
-        ttft=_tail(Measure.TTFT, ttft, quantiles[Measure.TTFT], looked_at),
+        ttft=_tail(Measure.TTFT, ttft, quantiles[Measure.TTFT], tail_and_sample),
         gap=_tail(Measure.GAP, gap, quantiles[Measure.GAP], None),
         stalls=stalling(period_data.stalls.filter(pc.equal(period_data.stalls["scope"], scope))),
     )
@@ -211,7 +211,7 @@ def _gap_quantiles(sketch: GapSketch | None) -> dict[str, int]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _tail(measure: Measure, cells: pa.Table, quantiles: Quantiles | None, looked_at: pa.Table | None) -> Tail | None:
+def _tail(measure: Measure, cells: pa.Table, quantiles: Quantiles | None, tail_and_sample: pa.Table | None) -> Tail | None:
     if quantiles is None:
         return None
     cells = _in_parts(cells, quantiles)
@@ -224,7 +224,7 @@ def _tail(measure: Measure, cells: pa.Table, quantiles: Quantiles | None, looked
     telling = much_longer(measure, cuts.slow_from_ns, _mean(usual))
     groups = _groups(slow, usual)
     found = contrasts(groups, telling=telling) if enough else []
-    causes = causing(looked_at, standing(found)) if looked_at is not None and enough and telling else None
+    causes = causing(tail_and_sample, standing(found)) if tail_and_sample is not None and enough and telling else None
     stands_out = bool(standing(found)) or bool(causes and causes.named)
     unattributed = sum(phase.share for phase in phases if phase.place) if phases else None
     return Tail(

@@ -160,7 +160,7 @@ def _parts(names: Sequence[str], sums: Sequence[int], requests: int) -> dict[tup
 def causing(rows: pa.Table, places: Sequence[Concentration]) -> TailCauses | None:
     """Return the causes of the slow requests; None where too few give a baseline.
 
-    ``rows``: ``cells.looked_at`` of one scope.
+    ``rows``: ``aggregates.tail_and_sample`` of one scope.
     A slow request has a cause out of the ordinary where such growths are more frequent at that place and time
     (``attribution.py``), or
     where it is at one of ``places``: hosts and links where slow requests concentrate for the whole period.
@@ -306,7 +306,7 @@ def _ids(rows: pa.Table, at: Any) -> tuple[str, ...]:
 def requests_in(rows: pa.Table) -> RequestColumns:
     """Return the columns of ``rows``.
 
-    ``rows``: of ``cells.looked_at``, or of ``queries/neighbours.py``.
+    ``rows``: of ``aggregates.tail_and_sample``, or of ``queries/neighbours.py``.
     """
     inside = [_floats(rows[name]) for name in (UNATTRIBUTED_PREFILL, UNATTRIBUTED_DECODE)]
     rest = np.stack([*inside, _floats(rows[_UNATTRIBUTED]) - inside[0] - inside[1]], axis=1)

@@ -47,7 +47,7 @@ class KvHandoff:
 
 def handoffs(path: Path) -> list[KvHandoff]:
     """Return the hand-offs by their begin: loads first, then KV that was never read."""
-    kept = {key: found for found in _kept(path) for key in connector_key(found[0].engine_id, found[0].request_id)}
+    kept = {key: found for found in _published(path) for key in connector_key(found[0].engine_id, found[0].request_id)}
     loads: list[KvHandoff] = []
     for visit in (*path.prefills, *path.decodes):
         for run in visit.runs:
@@ -108,7 +108,7 @@ def _while(one: KvHandoff, every: Sequence[KvHandoff], fact: LogFact) -> bool:
     return one.fetch is (begun[-1] if begun else loads[0])
 
 
-def _kept(path: Path) -> Iterator[tuple[KvPublish, ProcessEvidence]]:
+def _published(path: Path) -> Iterator[tuple[KvPublish, ProcessEvidence]]:
     for visit in (*path.prefills, *path.decodes):
         for run in visit.runs:
             for publish in run.publishes:

@@ -278,7 +278,7 @@ def _went_well(case: KvEvidence) -> KvOutcome | None:
     return KvOutcome(FetchOutcome.OK, "", tuple(evidence)) if evidence else None
 
 
-def _kept_for_nobody(case: KvEvidence) -> KvOutcome | None:
+def _published_and_unread(case: KvEvidence) -> KvOutcome | None:
     """Decide where only P's records or log show anything."""
     publish = case.handoff.publish
     if case.handoff.fetch is not None:
@@ -329,6 +329,6 @@ _RULES: Final[tuple[Rule, ...]] = (
     _link,
     _went_well,
     _local,
-    _kept_for_nobody,
+    _published_and_unread,
     _decode_error,
 )

@@ -241,7 +241,7 @@ def quantiles(table: Expression, ranks: Sequence[float]) -> Expression:
     return table.group_by("scope").agg(**counted, **found)
 
 
-def looked_at(table: Expression, cuts: Mapping[str, Thresholds], sample: int) -> Expression:
+def tail_and_sample(table: Expression, cuts: Mapping[str, Thresholds], sample: int) -> Expression:
     """Select requests with a slow first token, and a sample of all, one by one.
 
     The sample is one in ``sample`` of all requests that have a first token.

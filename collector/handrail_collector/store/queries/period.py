@@ -60,7 +60,7 @@ class PeriodData:
     """The figures of a period.
 
     ``quantiles``: None when the bins of the cells give them.
-    ``looked_at``: slow and sampled requests one by one, None in the first answer.
+    ``tail_and_sample``: slow and sampled requests one by one, None in the first answer.
     ``rolled_hours``: how many hours came from rollups.
     """
 
@@ -70,7 +70,7 @@ class PeriodData:
     gap_cells: pa.Table
     sketches: Mapping[str, GapSketch]  # by scope
     quantiles: Mapping[Measure, Mapping[str, Quantiles]] | None
-    looked_at: pa.Table | None
+    tail_and_sample: pa.Table | None
     rolled_hours: int
     stalls: pa.Table  # see ``store.stall_counts``
 
@@ -186,7 +186,7 @@ def _first(rows: _Rows, of: PeriodQuery, by_hours: Rolled) -> PeriodData:
         gap_cells=_together(found[Measure.GAP]),
         sketches=_sketches(rows, of, by_hours.rollups),
         quantiles=None,
-        looked_at=None,
+        tail_and_sample=None,
         rolled_hours=by_hours.files,
         stalls=NO_STALLS,
     )
@@ -202,7 +202,7 @@ def _exact(rows: _Rows, of: PeriodQuery, by_hours: Rolled) -> PeriodData:
             gap_cells=empty,
             sketches={},
             quantiles={},
-            looked_at=None,
+            tail_and_sample=None,
             rolled_hours=0,
             stalls=NO_STALLS,
         )
@@ -210,7 +210,7 @@ def _exact(rows: _Rows, of: PeriodQuery, by_hours: Rolled) -> PeriodData:
     cuts = {measure: {scope: each.cuts for scope, each in found.items()} for measure, found in quantiles.items()}
     timed = sum(each.counted for each in quantiles[Measure.TTFT].values())
     ttft, gap = (rows.answer(aggregates.cells(rows.table, measure, cuts[measure])) for measure in (Measure.TTFT, Measure.GAP))
-    looked_at = rows.answer(aggregates.looked_at(rows.table, cuts[Measure.TTFT], max(1, timed // SAMPLE_ROWS)))
+    tail_and_sample = rows.answer(aggregates.tail_and_sample(rows.table, cuts[Measure.TTFT], max(1, timed // SAMPLE_ROWS)))
     return PeriodData(
         of=of,
         exact=True,
@@ -218,7 +218,7 @@ def _exact(rows: _Rows, of: PeriodQuery, by_hours: Rolled) -> PeriodData:
         gap_cells=gap,
         sketches=_sketches(rows.of(of, by_hours.rest), of, by_hours.rollups),  # merging the sketches of hours is lossless
         quantiles=quantiles,
-        looked_at=looked_at,
+        tail_and_sample=tail_and_sample,
         rolled_hours=0,
         stalls=NO_STALLS,
     )

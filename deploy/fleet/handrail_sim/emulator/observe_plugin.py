@@ -102,7 +102,7 @@ def observe_plugin(scenario: Scenario, flight: Flight, clocks: Mapping[str, Host
         marks = (flight.prefill_queued_ns, flight.prefill_scheduled_ns, flight.prefill_first_ns, flight.prefill_first_ns)
         statement.append(_times(plan.prefill_host, flight, clocks[plan.prefill_host], marks, over_ns, made=1))
         if flight.prefill_first_ns is not None:
-            statement.append(_kept(scenario, flight, clocks[plan.prefill_host], flight.prefill_first_ns, over_ns))
+            statement.append(_publish_observation(scenario, flight, clocks[plan.prefill_host], flight.prefill_first_ns, over_ns))
     queued = flight.decode_queued_ns if split else flight.prefill_queued_ns
     if queued is None:
         return statement
@@ -163,7 +163,7 @@ def _load(flight: Flight, here: HostClock, known: int, over_ns: int) -> LoadObse
     )
 
 
-def _kept(scenario: Scenario, flight: Flight, here: HostClock, published: int, over_ns: int) -> KeptObservation:
+def _publish_observation(scenario: Scenario, flight: Flight, here: HostClock, published: int, over_ns: int) -> KeptObservation:
     tokens = flight.plan.arrival.prompt_tokens
     read = flight.received_ns if flight.fetch is FetchTruth.OK else None
     late = flight.received_ns if flight.fetch is FetchTruth.STALE_READ else None
