@@ -98,6 +98,12 @@ BY_ENTRY = (CounterKey.SPANS, CounterKey.DUPLICATE_BATCHES, CounterKey.DUPLICATE
 MAX_FOUND = 10_000
 """Most findings that are remembered to avoid repeating them."""
 
+SLICE_S = 0.005
+"""Time after which the loop may switch tasks between two entries."""
+
+REQUESTS_A_SLICE = 32
+"""Requests that a sweep decides and explains before the loop may switch tasks: about 8 ms."""
+
 SPANS_A_SLICE = 128
 """Spans handled before the loop may switch tasks: about 3 ms.
 
@@ -243,8 +249,12 @@ class Pipeline:
         await self.flush()
 
     async def _follow(self) -> None:
+        switched_s = time.monotonic()
         async for entry in self._journal.follow(self._start_offset):
             await self._take(entry)
+            if time.monotonic() - switched_s >= SLICE_S:  # many small entries would hold the loop as one large one would
+                await asyncio.sleep(0)
+                switched_s = time.monotonic()
             if len(self._spans) + len(self._events) >= self.settings.max_buffered_spans:
                 await self.flush()
 
@@ -257,6 +267,9 @@ class Pipeline:
                 await asyncio.wait_for(ended.wait(), min(1.0, interval_s))
             if self._journal.lag_bytes == 0:
                 self._sweep(self._wall_clock(self._now_unix_ns()))
+                while self.stitcher.sweeping and not ended.is_set() and self._journal.lag_bytes == 0:
+                    await asyncio.sleep(0)
+                    self._sweep(self._wall_clock(self._now_unix_ns()))
             if time.monotonic() - flushed >= interval_s:
                 flushed = time.monotonic()
                 await self.flush()
@@ -267,7 +280,7 @@ class Pipeline:
         self.stats.entries[entry.signal.value] += 1
         now = self._entry_clock(entry.received_unix_ns)
         self._decided(self.stitcher.advance(now), now)
-        if now - self._swept_unix_ns >= SECOND:
+        if self.stitcher.sweeping or now - self._swept_unix_ns >= SECOND:
             self._sweep(now)
         if entry.signal is Signal.TRACES:
             await self._take_spans(entry, now)
@@ -449,9 +462,13 @@ class Pipeline:
     # --- decisions -------------------------------------------------------------------------------------------------------
 
     def _sweep(self, now: int) -> None:
-        self._swept_unix_ns = now
-        self._give_counted(now)
-        self._decided(self.stitcher.sweep(now), now)
+        """Decide a slice of what is due; while ``stitcher.sweeping`` the next call goes on."""
+        if not self.stitcher.sweeping:
+            self._swept_unix_ns = now
+            self._give_counted(now)
+        self._decided(self.stitcher.sweep(now, REQUESTS_A_SLICE), now)
+        if self.stitcher.sweeping:
+            return
         self._tell_clocks(now)
         held = self.stitcher.low_water()
         if self._pressed() and held is not None and (not self._recent or held < self._recent[0][1]):

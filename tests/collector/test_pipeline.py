@@ -27,7 +27,7 @@ from handrail.wal.filesystem import OsFiles
 from handrail.wal.log import FolderGoneError
 from handrail.wire.exchange import resource_of, to_span
 from handrail_collector.journal.journal import Journal, JournalSettings
-from handrail_collector.pipeline import Pipeline
+from handrail_collector.pipeline import REQUESTS_A_SLICE, Pipeline
 from handrail_collector.stitch.stitcher import SECOND, StitchSettings
 from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.publish import StorePublisher
@@ -51,6 +51,29 @@ async def test_a_request_comes_out_once_with_its_spans(tmp_path: Path) -> None:
         reader = StoreReader(tmp_path / "store")
         assert sorted(s.name for s in reader.spans(row)) == ["decode", "handrail.request", "prefill"]
         reader.close()
+
+
+async def test_others_run_between_the_slices_of_a_sweep(tmp_path: Path) -> None:
+    """A thousand requests that are due at once hold the loop for a slice at a time."""
+    clock, turns = Clock(), 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with running(tmp_path, clock) as (journal, pipeline):
+        records = [exchange(Role.PREFILL, n, 10, rid=f"r{n}", trace=f"t{n}") for n in range(1000)]
+        await journal.consume(Signal.TRACES, batch(records))
+        await taken(pipeline, journal)
+        clock.now += 3600 * SECOND
+        turning = asyncio.create_task(turn())
+        await until(lambda: pipeline.stats.rows > 0)
+        before = turns
+        await until(lambda: pipeline.stats.rows == 1000)
+        turning.cancel()
+        assert turns - before >= (1000 - REQUESTS_A_SLICE) // REQUESTS_A_SLICE
 
 
 async def test_G12_what_is_delivered_again_changes_nothing(tmp_path: Path) -> None:

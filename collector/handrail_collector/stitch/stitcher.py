@@ -10,7 +10,7 @@ One task owns a stitcher; nothing here locks.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +25,10 @@ from handrail_collector.stitch.group import AMBIGUOUS, Closing, GroupState, Requ
 from handrail_collector.stitch.index import Index
 
 SECOND = 10**9
+
+SCANNED_EACH = 32
+"""Groups that a sweep may check for each decision that it may make: a decision is explained afterwards, which takes longer."""
+
 SLACK_NS = 50_000_000
 """How long after its caller's end a callee may stamp its own end.
 
@@ -77,6 +81,7 @@ class Stitcher:
         self.stats = StitchStats()
         self.clocks = HostClocks()
         self._groups: OrderedDict[int, RequestGroup] = OrderedDict()  # by id(), oldest first
+        self._unswept: deque[RequestGroup] = deque()  # what an unfinished sweep has still to check
         self._first_offsets: list[tuple[int, int]] = []  # a heap of (first offset, id()), with entries of groups that are gone
         self._by_span: dict[str, RequestGroup] = {}
         self._waiting = Index()  # parent span not seen yet -> evidence below it
@@ -369,15 +374,23 @@ class Stitcher:
                 decisions.append(self._decide(group, Closing.COMPLETE, now))  # noqa: PERF401
         return decisions
 
-    def sweep(self, now: int) -> list[Decision]:
-        """Return what is decided by ``now``, after a check of every deadline.
+    def sweep(self, now: int, most: int | None = None) -> list[Decision]:
+        """As ``advance``, and check every deadline; O(open requests), so call it about once a second.
 
-        Costs O(open requests); call it about once a second.
+        With ``most`` it stops after about so many decisions, or ``SCANNED_EACH`` times as many groups, so that a caller can serve
+        others in between. ``sweeping`` is true then, and the next call goes on where this one stopped.
         """
         decisions = self.advance(now)
         now = self._now
-        for group in list(self._groups.values()):
-            if group.merged_into is not None:
+        if most is None or not self._unswept:
+            self._unswept = deque(self._groups.values())
+        scanned = 0
+        while self._unswept:
+            if most is not None and (len(decisions) >= most or scanned >= SCANNED_EACH * most):
+                return decisions
+            scanned += 1
+            group = self._unswept.popleft()
+            if self._groups.get(id(group)) is not group:  # absorbed or forgotten since
                 continue
             if group.state is GroupState.DECIDED:
                 if group.changed:
@@ -393,6 +406,11 @@ class Stitcher:
         if excess > 0:
             decisions.extend(self.evict(excess, now))
         return decisions
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether the last ``sweep`` stopped before it had checked every group."""
+        return bool(self._unswept)
 
     def _closing(self, group: RequestGroup, now: int) -> Closing:
         if group.edge is None:

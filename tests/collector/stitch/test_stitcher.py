@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from builders.records import EPOCH, MS, engine, exchange, kv, router, split_request
 from handrail.records import EngineRequest, Exchange, Hint, Record, Role, SpanIds
 from handrail_collector.stitch.group import Closing, RequestGroup
-from handrail_collector.stitch.stitcher import SECOND, Stitcher, StitchSettings
+from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
 
 NOW = EPOCH + 10 * SECOND
 
@@ -292,6 +292,46 @@ def test_G12_the_same_span_again_changes_nothing_and_another_content_replaces() 
     assert group.edge is not None
     assert isinstance(group.edge.record, Exchange)
     assert group.edge.record.duration_ns == 2_000_000_000
+
+
+@pytest.mark.parametrize("most", [1, 7, 1000])
+def test_sweep_in_slices_decides_what_a_whole_one_decides(most: int) -> None:
+    def filled() -> Stitcher:
+        stitcher = Stitcher()
+        for n in range(200):
+            stitcher.add(exchange(Role.PREFILL, n, 10, rid=f"r{n}", trace=f"t{n}"), n, NOW)
+        return stitcher
+
+    def offsets(decisions: Iterable[Decision]) -> set[int]:
+        return {decision.group.first_offset for decision in decisions}
+
+    later = NOW + 3600 * SECOND
+    whole, sliced = filled(), filled()
+    expected = offsets(whole.sweep(later))
+    assert len(expected) == 200
+    found: set[int] = set()
+    for call in range(1000):
+        decisions = sliced.sweep(later, most)
+        assert len(decisions) <= most
+        found |= offsets(decisions)
+        if call == 0 and most < 200:
+            assert sliced.sweeping
+            late = exchange(Role.PREFILL, 999, 10, rid="late", trace="late")
+            sliced.add(late, 999, later)
+        if not sliced.sweeping:
+            break
+    assert found == expected
+    assert len(sliced) == len(whole) + (most < 200)
+
+
+def test_sweep_of_many_undecided_requests_stops_in_between() -> None:
+    stitcher = Stitcher()
+    for n in range(200):
+        stitcher.add(exchange(Role.PREFILL, n, 10, rid=f"r{n}", trace=f"t{n}"), n, NOW)
+    assert stitcher.sweep(NOW, 2) == []
+    assert stitcher.sweeping, "SCANNED_EACH bounds what one call checks"
+    while stitcher.sweeping:
+        assert stitcher.sweep(NOW, 2) == []
 
 
 def test_G14_memory_is_bounded_and_every_eviction_has_its_reason() -> None:
