@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-RATE: Final = 200.0
-"""Handshakes that one process begins each second: about a third of a processor."""
+RATE: Final = 100.0
+"""Handshakes that one process begins each second: a fifth to a third of a processor."""
 
 BURST: Final = 4
 """Handshakes that begin at once after a time with fewer."""
