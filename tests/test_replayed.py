@@ -30,7 +30,7 @@ from handrail_collector.stitch.stitcher import SECOND, Stitcher
 from handrail_sidecar.sources.datagram import read_packet
 from handrail_sidecar.sources.engine_log import LogSettings, LogSource
 from handrail_sidecar.sources.plugin_socket import PluginSource
-from harness.pipelines import Clock, running, taken
+from harness.pipelines import Clock, running, sweep, taken
 
 HOUR: Final = 3600 * SECOND
 BOOTED_UNIX_NS: Final = 1_796_112_000 * SECOND
@@ -221,5 +221,5 @@ async def test_a_collector_decides_within_its_waits_however_long_the_host_is_up(
             )
         await taken(pipeline, journal)
         clock.now += 15 * SECOND
-        pipeline._sweep(clock.now)
+        sweep(pipeline, clock.now)
         assert not [group for group in pipeline.stitcher.open_groups() if not group.alone_at_prefill()]

@@ -26,7 +26,7 @@ from handrail_collector.counters import CounterKey
 from handrail_collector.rows import RequestRow
 from handrail_collector.stitch.stitcher import SECOND, Stitcher, StitchSettings
 from handrail_collector.store.read import StoreReader
-from harness.pipelines import START, Clock, batch, proxies, running, send, stored, taken
+from harness.pipelines import START, Clock, batch, proxies, running, send, stored, sweep, taken
 
 REPLAY = Path(__file__).parents[1] / "data" / "replay"
 AWAY_MS = (0, 200, -200, 2000, -2000, 5000, -5000, 86_400_000)
@@ -55,14 +55,14 @@ async def test_G01_a_decode_exported_after_the_wait_is_part_of_the_one_record(
         await taken(pipeline, journal)
         for second in range(given["prefill_exported"], given["decode_exported"]):
             clock.now = START + second * SECOND
-            pipeline._sweep(clock.now)
+            sweep(pipeline, clock.now)
         assert pipeline.stats.rows == (max_open_s < given["decode_exported"])
         clock.now = START + given["decode_exported"] * SECOND
         await send(journal, long if edge_known else long[:1], 5)
         await taken(pipeline, journal)
         for _ in range(60):
             clock.now += SECOND
-            pipeline._sweep(clock.now)
+            sweep(pipeline, clock.now)
     (row,) = stored(tmp_path)
     assert {join.evidence.partition(":")[0] for join in row.joins} == {"prefill", "decode", *(["edge"] if edge_known else [])}
     assert row.complete
@@ -127,7 +127,7 @@ async def findings_of(root: Path, records: Sequence[Record]) -> tuple[RequestRow
                 pipeline.stitcher.add(record, journal.end, clock.now)
         await taken(pipeline, journal)
         clock.now += 30 * SECOND
-        pipeline._sweep(clock.now)
+        sweep(pipeline, clock.now)
     (row,) = stored(root)
     return row, pipeline.stitcher
 
@@ -188,7 +188,7 @@ async def test_G04_a_span_that_outlives_its_parent_moves_no_clock(
                 scoped.scope_spans.add().spans.append(transfer)
                 await journal.consume(Signal.TRACES, request.SerializeToString())
             await taken(pipeline, journal)
-            pipeline._sweep(clock.now + 60 * SECOND)
+            sweep(pipeline, clock.now + 60 * SECOND)
             known.append((pipeline.stitcher.clocks.intervals(), [row.phases for row in pipeline.rows()]))
             assert not any(group.contradicting for group in pipeline.stitcher.open_groups())
     assert known[0] == known[1]
@@ -234,7 +234,7 @@ async def test_G12_the_same_bytes_again_change_no_count_and_an_update_replaces(t
                 for payload in payloads:
                     await journal.consume(Signal.TRACES, payload)
                 await taken(pipeline, journal)
-                pipeline._sweep(clock.now + 5 * SECOND * (life + turn))
+                sweep(pipeline, clock.now + 5 * SECOND * (life + turn))
                 await pipeline.flush()
                 seen = pipeline.observed
                 counts.append((seen[CounterKey.SPANS], seen[CounterKey.SPANS_STORED]))
@@ -242,7 +242,7 @@ async def test_G12_the_same_bytes_again_change_no_count_and_an_update_replaces(t
                 await journal.consume(Signal.TRACES, batch([longer], 2, "edge"))
                 await taken(pipeline, journal)
                 clock.now += 60 * SECOND
-                pipeline._sweep(clock.now)
+                sweep(pipeline, clock.now)
                 await pipeline.flush()
                 spans = pipeline.observed[CounterKey.SPANS]
                 assert pipeline.observed[CounterKey.EDGE_REQUESTS] == 1
@@ -282,7 +282,7 @@ async def test_G14_an_endless_trace_starves_nobody_and_a_late_error_is_kept(tmp_
         await send(journal, slow[:1], 5)
         await taken(pipeline, journal)
         clock.now += 30 * SECOND
-        pipeline._sweep(clock.now)
+        sweep(pipeline, clock.now)
         assert len(pipeline.stitcher._links) == limit
         assert pipeline.stitcher.stats.links_dropped == spans - 1 - limit  # its root has no parent
     rows = {row.client_request_id: row for row in stored(tmp_path)}
@@ -337,7 +337,7 @@ async def test_g09_the_span_budget_of_a_request_does_not_grow_with_its_tokens(tm
         await send(journal, records)
         await taken(pipeline, journal)
         clock.now += 30 * SECOND
-        pipeline._sweep(clock.now)
+        sweep(pipeline, clock.now)
         await pipeline.flush()
     spans = [to_span(each) for each in records]
     assert len(spans) == SPANS_A_REQUEST
@@ -368,9 +368,9 @@ async def test_g09_requests_under_one_traceparent_keep_their_own_rows_and_spans(
             await send(journal, proxies(f"turn-{number}", "t0", at_ms=5000 * number), 1 + 10 * number)
             await taken(pipeline, journal)
             clock.now += 5 * SECOND
-            pipeline._sweep(clock.now)
+            sweep(pipeline, clock.now)
         clock.now += 60 * SECOND
-        pipeline._sweep(clock.now)
+        sweep(pipeline, clock.now)
         await pipeline.flush()
     rows = stored(tmp_path)
     assert len({row.trace_id for row in rows}) == 1

@@ -17,7 +17,7 @@ from handrail_collector.counters import CounterKey, DurableCounters
 from handrail_collector.stitch.stitcher import SECOND, StitchSettings
 from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
 from handrail_collector.store.publish import StorePublisher
-from harness.pipelines import START, Clock, batch, proxies, running, send, taken
+from harness.pipelines import START, Clock, batch, proxies, running, send, sweep, taken
 
 QUICK = StitchSettings(engine_wait_ns=SECOND, settle_ns=SECOND // 2)
 
@@ -29,7 +29,7 @@ async def test_a_request_that_is_completed_after_a_restart_was_counted_before(tm
         await send(journal, [edge, p])
         await taken(pipeline, journal)
         clock.now += 5 * SECOND
-        pipeline._sweep(clock.now)
+        sweep(pipeline, clock.now)
         await pipeline.flush()
         seen = pipeline.observed
         assert (seen[CounterKey.EDGE_REQUESTS], seen[CounterKey.EDGE_JOINED], seen.by_word(CounterKey.JOINS)) == (
@@ -43,7 +43,7 @@ async def test_a_request_that_is_completed_after_a_restart_was_counted_before(tm
         await send(journal, [d], 9)
         await taken(pipeline, journal)
         clock.now += 5 * SECOND
-        pipeline._sweep(clock.now)
+        sweep(pipeline, clock.now)
         await pipeline.flush()
         seen = pipeline.observed
         assert (seen[CounterKey.EDGE_REQUESTS], seen[CounterKey.EDGE_JOINED], seen.by_word(CounterKey.JOINS)) == (
@@ -143,7 +143,7 @@ async def test_what_does_not_fit_is_counted_once_over_restarts(
                 await send(journal, made())
             await taken(pipeline, journal)
             clock.now += 5 * SECOND
-            pipeline._sweep(clock.now)
+            sweep(pipeline, clock.now)
             await pipeline.flush()
             counts.append(pipeline.observed[seen])
     assert counts[0] > 0

@@ -26,7 +26,7 @@ from handrail_sim.emulator.faults import parse
 from handrail_sim.emulator.observe import STARTED_UNIX_NS, EngineObservation, observe
 from handrail_sim.emulator.virtual_run import VirtualRunSettings, fly
 from handrail_sim.virtual.observers import TimedRecord, arrivals
-from harness.pipelines import Clock, batch, running, stored, taken
+from harness.pipelines import Clock, batch, running, stored, sweep, taken
 
 SPLIT = scenarios.load("split")
 
@@ -61,7 +61,7 @@ async def test_the_rows_are_those_of_the_pipeline_that_gets_the_same_by_otlp(tmp
             await journal.consume(Signal.TRACES, otlp(one.record, number))
         await taken(pipeline, journal)
         clock.now += 60 * SECOND
-        pipeline._sweep(clock.now)
+        sweep(pipeline, clock.now)
     request_rows = {row.client_request_id: row for row in stored(tmp_path)}
     reported_request_rows = {row.client_request_id: row for row in newest(rows(made))}
     assert reported_request_rows.keys() == request_rows.keys()

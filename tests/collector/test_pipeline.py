@@ -33,7 +33,7 @@ from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
-from harness.pipelines import START, Clock, batch, proxies, running, send, stored, taken, until
+from harness.pipelines import START, Clock, batch, proxies, running, send, stored, sweep, taken, until
 
 
 async def test_a_request_comes_out_once_with_its_spans(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ async def test_two_rows_that_turn_out_to_be_one_request_become_one(tmp_path: Pat
         await send(journal, [edge, d])
         await taken(pipeline, journal)
         clock.now += 5 * SECOND
-        pipeline._sweep(clock.now)
+        sweep(pipeline, clock.now)
         await pipeline.flush()
         assert sorted(r.scope for r in stored(tmp_path)) == ["decode", "edge"]
         request = ExportTraceServiceRequest()
@@ -180,7 +180,7 @@ async def test_two_rows_that_turn_out_to_be_one_request_become_one(tmp_path: Pat
         await journal.consume(Signal.TRACES, request.SerializeToString())
         await taken(pipeline, journal)
         clock.now += 5 * SECOND
-        pipeline._sweep(clock.now)
+        sweep(pipeline, clock.now)
         await pipeline.flush()
         (row,) = stored(tmp_path)
         assert (row.scope, row.version) == ("edge", 2)
@@ -246,7 +246,7 @@ async def test_what_no_column_takes_is_left_out_and_the_rest_goes_on(tmp_path: P
         await send(journal, [replace(edge, gaps=unreadable, status=2**31), p, d])
         await taken(pipeline, journal)
         clock.now += 30 * SECOND
-        pipeline._sweep(clock.now)
+        sweep(pipeline, clock.now)
         odd = replace(pipeline._rows[0], request_id="f" * 16, status="no number")  # no column takes this value
         pipeline._rows.append(odd)
         await pipeline.flush()
@@ -312,12 +312,12 @@ async def test_a_request_completed_late_counts_as_joined(tmp_path: Path) -> None
         await send(journal, [edge, p])
         await taken(pipeline, journal)
         clock.now += 5 * SECOND
-        pipeline._sweep(clock.now)
+        sweep(pipeline, clock.now)
         assert (pipeline.stats.edge_rows, pipeline.stats.edge_complete) == (1, 0)
         await send(journal, [d], 9)
         await taken(pipeline, journal)
         clock.now += 5 * SECOND
-        pipeline._sweep(clock.now)
+        sweep(pipeline, clock.now)
         assert (pipeline.stats.edge_rows, pipeline.stats.edge_complete) == (1, 1)
 
 
@@ -331,7 +331,7 @@ async def test_rows_decided_while_nothing_comes_are_published_too(tmp_path: Path
         assert stored(tmp_path) == []
         for wait in (13, 40):
             clock.now += wait * SECOND
-            pipeline._sweep(clock.now)
+            sweep(pipeline, clock.now)
             await pipeline.flush()  # twice with the same empty offset range
         assert len(stored(tmp_path)) == 3
 
@@ -358,7 +358,7 @@ async def test_G09_a_session_long_trace_is_not_one_request(tmp_path: Path) -> No
             await send(journal, proxies(f"req-{n}", "t0", at_ms=n), 1 + 10 * n)
         await taken(pipeline, journal)
         clock.now += 30 * SECOND
-        pipeline._sweep(clock.now)
+        sweep(pipeline, clock.now)
         assert len(pipeline.stitcher._links) <= 1000
         assert len([r for r in pipeline.rows() if r.complete]) == 25
 
@@ -383,7 +383,7 @@ async def test_an_engines_own_export_without_any_sidecar_is_welcome(tmp_path: Pa
         await journal.consume(Signal.TRACES, request.SerializeToString())
         await taken(pipeline, journal)
         clock.now += 30 * SECOND
-        pipeline._sweep(clock.now)
+        sweep(pipeline, clock.now)
         (row,) = pipeline.rows()
         assert (row.scope, row.request_key, row.phase_of) == ("engine", "x", "")
 
@@ -436,7 +436,7 @@ def test_whatever_comes_the_pipeline_goes_on(data: st.DataObject, tmp_path_facto
                 clock.now += number * SECOND
             await taken(pipeline, journal)
             clock.now += 1000 * SECOND
-            pipeline._sweep(clock.now)
+            sweep(pipeline, clock.now)
             pipeline.rows()
             await pipeline.flush()
             assert (pipeline.stats.faults, pipeline.stats.failing) == (0, 0)

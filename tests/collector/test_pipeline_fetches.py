@@ -23,7 +23,7 @@ from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
 from handrail_sidecar.engine_metrics.failures import counted_failures
-from harness.pipelines import Clock, a_request, log_batch, plugin_batch, proxies, running, send, stored, taken
+from harness.pipelines import Clock, a_request, log_batch, plugin_batch, proxies, running, send, stored, sweep, taken
 
 
 def fetches(root: Path, **wanted: Any) -> list[FetchRow]:
@@ -50,7 +50,7 @@ async def test_a_hand_off_is_a_row_under_its_requests_ids_and_version(tmp_path: 
         for seq, of_process in enumerate(plugin, 1):
             await journal.consume(Signal.TRACES, plugin_batch(of_process, seq))
         await taken(pipeline, journal)
-        pipeline._sweep(clock.now + 20 * SECOND)
+        sweep(pipeline, clock.now + 20 * SECOND)
     (row,) = stored(tmp_path)
     (one,) = fetches(tmp_path)
     assert (one.trace_id, one.request_id, one.version) == (row.trace_id, row.request_id, row.version)
@@ -78,7 +78,7 @@ async def test_an_open_hand_off_is_a_provisional_row_with_its_age_until_its_end_
         await journal.consume(Signal.LOGS, log_batch([later], 4))  # a delayed report changes nothing
         await taken(pipeline, journal)
         assert [(f.outcome, f.open) for f in pipeline.fetches()] == [("ok", False)]
-        pipeline._sweep(clock.now + 30 * SECOND)
+        sweep(pipeline, clock.now + 30 * SECOND)
     assert [f.outcome for f in fetches(tmp_path)] == ["ok"]
     assert stored(tmp_path) == []  # nobody saw a request
 
@@ -100,7 +100,7 @@ async def test_events_of_processes_iterations_and_findings_are_tables_and_each_i
                 await send(journal, a_request()[0])
             await journal.consume(Signal.LOGS, log_batch(reports, 1))  # delivered twice
             await taken(pipeline, journal)
-            pipeline._sweep(clock.now + 20 * SECOND)
+            sweep(pipeline, clock.now + 20 * SECOND)
     assert [(e.kind, e.detail) for e in kept(tmp_path, Table.PROCESS_EVENTS)] == [
         ("restarted", "engine E1 -> E2 at one address"),
         ("hung", ""),
@@ -122,17 +122,17 @@ async def test_a_replay_says_nothing_twice_and_a_late_expiry_makes_a_new_version
         await journal.consume(Signal.TRACES, plugin_batch(unread[:1], 1))
         await journal.consume(Signal.LOGS, log_batch(unread[1:], 2))
         await taken(pipeline, journal)
-        pipeline._sweep(clock.now + 20 * SECOND)
+        sweep(pipeline, clock.now + 20 * SECOND)
         await pipeline.flush()
         assert [(f.version, f.outcome) for f in fetches(tmp_path)] == [(1, "unknown")]
         late = altered(unread[1], provisional=False, seen_ns=None, freed_ns=30 * SECOND, expired_ns=30 * SECOND)
         await journal.consume(Signal.TRACES, plugin_batch([late], 3))
         await taken(pipeline, journal)
-        pipeline._sweep(clock.now + 40 * SECOND)
+        sweep(pipeline, clock.now + 40 * SECOND)
     assert [(f.version, f.outcome) for f in fetches(tmp_path)] == [(2, "expired")]
     async with running(tmp_path, clock) as (journal, pipeline):  # another life replays it
         await taken(pipeline, journal)
-        pipeline._sweep(clock.now + 60 * SECOND)
+        sweep(pipeline, clock.now + 60 * SECOND)
     assert [(f.version, f.outcome) for f in fetches(tmp_path)] == [(2, "expired")]
     (row,) = stored(tmp_path)
     assert (row.version, row.outcome, row.kv_outcome) == (2, "tainted", "expired")
@@ -162,7 +162,7 @@ async def test_a_line_of_a_log_reaches_its_request(tmp_path: Path) -> None:
         await journal.consume(Signal.TRACES, plugin_batch(plugin[0][:1], 1))
         await journal.consume(Signal.LOGS, log_batch([line], 2))
         await taken(pipeline, journal)
-        pipeline._sweep(clock.now + 20 * SECOND)
+        sweep(pipeline, clock.now + 20 * SECOND)
     (row,) = stored(tmp_path)
     assert (row.kv_outcome, row.outcome) == ("stale_read", "tainted")
     assert row.kv_evidence == ("prefill:log stale_read (8 lines, one request)",)
@@ -182,7 +182,7 @@ async def test_a_filter_means_the_same_in_python_and_in_sql(tmp_path: Path, want
             for seq, of_process in enumerate(plugin):
                 await journal.consume(Signal.TRACES, plugin_batch(of_process, 10 * number + seq))
         await taken(pipeline, journal)
-        pipeline._sweep(clock.now + 20 * SECOND)
+        sweep(pipeline, clock.now + 20 * SECOND)
         rows = list(pipeline.fetches())
     fetch_filter = FetchFilter(sort="duration", **wanted)
     expected = sorted((r for r in rows if fetch_filter.matches(r)), key=fetch_filter.order)
@@ -229,7 +229,7 @@ async def test_a_counted_failure_comes_to_the_only_request_that_can_be_meant_and
                 await journal.consume(Signal.LOGS, log_batch([_counted(0)], 1))
             await taken(pipeline, journal)
             for after in (14, 20, 40):
-                pipeline._sweep(clock.now + after * SECOND)
+                sweep(pipeline, clock.now + after * SECOND)
     assert [(row.kv_outcome, row.kv_reason) for row in stored(tmp_path)] == [("failed", "counted_failure")]
     assert kept(tmp_path, Table.FINDINGS) == []
 
@@ -242,7 +242,7 @@ async def test_counted_failures_that_no_request_explains_are_one_finding_an_hour
                 for seq, at_ms in enumerate((0, 5000, 10_000, 3_600_000), 1):
                     await journal.consume(Signal.LOGS, log_batch([_counted(at_ms, 2)], seq))
             await taken(pipeline, journal)
-            pipeline._sweep(clock.now + 30 * SECOND)
+            sweep(pipeline, clock.now + 30 * SECOND)
     found = kept(tmp_path, Table.FINDINGS)
     assert [f.kind for f in found] == ["unexplained_failures"] * 2
     assert found[0].detail == "decode counted 2 kv_transfer_failures within 5 s, while no hand-off was known to be open there"

@@ -32,7 +32,7 @@ from handrail_collector.store.manifest import ManifestReader, files_of
 from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.request_columns import request_row
 from handrail_collector.store.schema import Table
-from harness.pipelines import START, Clock, batch, send, stored, taken
+from harness.pipelines import START, Clock, batch, send, stored, sweep, taken
 
 REQUESTS = 20
 STITCH = StitchSettings(
@@ -126,7 +126,7 @@ async def test_each_request_has_one_whole_row_whatever_the_moments_of_death(seed
     for number, (at, what) in enumerate(everything, 1):
         while clock.now + SECOND < START + at * SECOND:
             clock.now += SECOND
-            life.pipeline._sweep(clock.now)
+            sweep(life.pipeline, clock.now)
             if rng.random() < 0.3:
                 await life.pipeline.flush()
         clock.now = max(clock.now, START + round(at * SECOND))
@@ -142,7 +142,7 @@ async def test_each_request_has_one_whole_row_whatever_the_moments_of_death(seed
             assert life.pipeline.observed.published == scraped
     for _ in range(90):
         clock.now += SECOND
-        life.pipeline._sweep(clock.now)
+        sweep(life.pipeline, clock.now)
     await life.stop()
     rows = stored(tmp_path)
     resting = Counter(span_id for row in rows for span_id in row.span_ids)
@@ -230,7 +230,7 @@ async def test_a_full_journal_empties_by_itself(tmp_path: Path) -> None:
     for _ in range(40):
         await taken(pipeline, journal)
         clock.now += 5 * SECOND
-        pipeline._sweep(clock.now)
+        sweep(pipeline, clock.now)
         await pipeline.flush()
         with contextlib.suppress(Retryable):
             await journal.consume(Signal.TRACES, batch(records, 999, "s"))

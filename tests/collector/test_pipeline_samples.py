@@ -22,7 +22,7 @@ from handrail_collector.store.read import StoreReader
 from handrail_collector.store.sample_filter import SampleFilter
 from handrail_collector.store.schema import Table
 from handrail_sidecar.export.resource import own_resource
-from harness.pipelines import Clock, device_batch, proxies, running, send, stored, taken
+from harness.pipelines import Clock, device_batch, proxies, running, send, stored, sweep, taken
 
 EVERYTHING = SampleFilter(since_unix_ns=0, until_unix_ns=1 << 62)
 
@@ -99,7 +99,7 @@ async def test_metrics_of_others_and_damage_are_passed_over_and_requests_go_on(t
         await journal.consume(Signal.METRICS, foreign.SerializeToString())
         await send(journal, proxies("req-a", "t1"))
         await taken(pipeline, journal)
-        pipeline._sweep(Clock().now + 20 * S)
+        sweep(pipeline, Clock().now + 20 * S)
         assert (pipeline.stats.samples, pipeline.stats.faults) == (0, 0)
     assert len(stored(tmp_path)) == 1
 

@@ -19,7 +19,7 @@ from handrail_collector.stitch.group import Closing
 from handrail_collector.stitch.stitcher import SECOND
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
-from harness.pipelines import Clock, log_batch, proxies, running, send, stored, taken
+from harness.pipelines import Clock, log_batch, proxies, running, send, stored, sweep, taken
 
 GAPS = [10.0] * 2000 + [130.0] + [10.0] * 2000
 AT_MS = 160 + 20_000
@@ -53,7 +53,7 @@ async def test_a_stall_is_a_row_with_its_cause_and_counted_once_over_restarts(tm
                 await journal.consume(Signal.LOGS, log_batch(what_d_did(), 1))
                 await send(journal, a_request())
             await taken(pipeline, journal)
-            pipeline._sweep(clock.now + 20 * SECOND)
+            sweep(pipeline, clock.now + 20 * SECOND)
             if life == 0:
                 assert [stall.cause for stall in pipeline.stalls()] == ["prefill_coscheduled"]
             await pipeline.flush()
@@ -74,11 +74,11 @@ async def test_a_late_span_makes_a_new_version_and_no_second_stall(tmp_path: Pat
         await journal.consume(Signal.LOGS, log_batch(what_d_did(), 1))
         await send(journal, [edge, d])
         await taken(pipeline, journal)
-        pipeline._sweep(clock.now + 20 * SECOND)
+        sweep(pipeline, clock.now + 20 * SECOND)
         await pipeline.flush()
         await send(journal, [p], 3)
         await taken(pipeline, journal)
-        pipeline._sweep(clock.now + 40 * SECOND)
+        sweep(pipeline, clock.now + 40 * SECOND)
         await pipeline.flush()
         assert pipeline.observed.by_words(CounterKey.STALLS, 2) == {("prefill_coscheduled", "unknown"): 1}
     (row,) = stored(tmp_path)
@@ -92,14 +92,14 @@ async def test_a_request_with_a_stall_waits_for_what_the_engine_tells_a_little_l
         await send(journal, a_request("req-0", "t0"))  # from now on it is known which processes report
         await taken(pipeline, journal)
         clock.now += 60 * SECOND
-        pipeline._sweep(clock.now)
+        sweep(pipeline, clock.now)
         await send(journal, a_request(), 10)
         await taken(pipeline, journal)
-        pipeline._sweep(clock.now + SECOND)
+        sweep(pipeline, clock.now + SECOND)
         assert len(stored_and_waiting(pipeline)) == 1
         await journal.consume(Signal.LOGS, log_batch(what_d_did(), 1))
         await taken(pipeline, journal)
-        pipeline._sweep(clock.now + 3 * SECOND)
+        sweep(pipeline, clock.now + 3 * SECOND)
         assert len(stored_and_waiting(pipeline)) == 2
         assert [stall.cause for stall in pipeline.stalls()] == ["unknown", "prefill_coscheduled"]
         await pipeline.flush()
@@ -118,7 +118,7 @@ async def test_a_fault_over_stalls_costs_the_stalls_alone(tmp_path: Path) -> Non
         pipeline.stalling.activity = None  # stands for any error in the stalls' code
         await send(journal, a_request())
         await taken(pipeline, journal)
-        pipeline._sweep(clock.now + 20 * SECOND)
+        sweep(pipeline, clock.now + 20 * SECOND)
         assert pipeline.stats.faults == 2  # one for what paused it, one for what stalled it
     assert len(stored(tmp_path)) == 1
     assert stalls(tmp_path) == []

@@ -30,7 +30,7 @@ from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
 from handrail_collector.store.manifest import files_of
 from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.schema import Table
-from harness.pipelines import Clock, batch, device_batch, log_batch, plugin_batch, taken, until
+from harness.pipelines import Clock, batch, device_batch, log_batch, plugin_batch, sweep, taken, until
 
 DAY0 = (EPOCH // DAY_NS + 1) * DAY_NS + HOUR_NS
 TODAY = DAY0 + 40 * DAY_NS
@@ -246,7 +246,7 @@ class Collector:
     async def act(self, action: str) -> None:
         """Carry out one action of ``script``."""
         if action == "decide":
-            self.pipeline._sweep(self.clock.now)
+            sweep(self.pipeline, self.clock.now)
         elif action == "publish":
             await self.pipeline.flush()
             await self.settled()

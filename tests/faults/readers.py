@@ -65,7 +65,7 @@ from handrail_sidecar.sources.engine_metrics import MetricsSettings, MetricsSour
 from handrail_sidecar.sources.log_tail import LineSplitter, TailStats
 from handrail_sidecar.sources.otlp_tap import OtlpTap, TapSettings
 from handrail_sidecar.sources.plugin_socket import PluginSource
-from harness.pipelines import Clock, batch, log_batch, plugin_batch, stored
+from harness.pipelines import Clock, batch, log_batch, plugin_batch, stored, sweep
 from harness.proxy import Peer, Proxied, Upstream, proxied
 
 DATA: Final = Path(__file__).parents[1] / "data"
@@ -447,7 +447,7 @@ class CollectorReader:
                 await asyncio.sleep(0)
             for _ in range(10):
                 self.clock.now += 60 * SECOND
-                self.pipeline._sweep(self.clock.now)
+                sweep(self.pipeline, self.clock.now)
             await self.pipeline.flush()
 
         self._loop.run(send())

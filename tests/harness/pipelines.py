@@ -130,6 +130,13 @@ async def taken(pipeline: Pipeline, journal: Journal) -> None:
     await until(lambda: pipeline._position >= journal.end)
 
 
+def sweep(pipeline: Pipeline, now: int) -> None:
+    """Decide everything that is due at `now` (Unix ns): all slices, one after another."""
+    pipeline._sweep(now)
+    while pipeline.stitcher.sweeping:
+        pipeline._sweep(now)
+
+
 async def until(done: Callable[[], bool]) -> None:
     async def turn() -> None:
         while not done():  # noqa: ASYNC110 - the pipeline has nothing to wait on; every turn of the loop moves it on

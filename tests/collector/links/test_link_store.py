@@ -33,7 +33,7 @@ from handrail_sidecar.export.device_batches import DeviceBatches
 from handrail_sidecar.export.resource import own_resource
 from handrail_sidecar.links.sampler import LinkSamplerSettings
 from handrail_sidecar.sources.links import LinkSource
-from harness.pipelines import Clock, log_batch, plugin_batch, proxies, running, send, taken
+from harness.pipelines import Clock, log_batch, plugin_batch, proxies, running, send, sweep, taken
 
 LANE = (("transport", "tcp"), ("nic", "eth0"), ("reach", "intra-node"))
 READER, KEEPER = "cmpl-req-a-0-0000dddd", "cmpl-req-a-0-0000aaaa"
@@ -64,7 +64,7 @@ async def link_report(root: Path, mode: str = "pull") -> dict[str, Any]:
         line = fact(LogKind.TRANSPORT, Role.DECODE, 0, None, recogniser="ucx.lanes", words=LANE)
         await journal.consume(Signal.LOGS, log_batch([line, replace(line, lines=2, revision=1)], 1))
         await taken(pipeline, journal)
-        pipeline._sweep(clock.now + 20 * SECOND)
+        sweep(pipeline, clock.now + 20 * SECOND)
     with_reader = reader(root)
     try:
         return answered(with_reader, LinksQuestion(since_unix_ns=EPOCH - SECOND, until_unix_ns=EPOCH + 10 * SECOND), EPOCH)

@@ -24,7 +24,7 @@ from handrail_collector.counters import CounterKey, DurableCounters, Timed
 from handrail_collector.metrics.request_metrics import phases
 from handrail_collector.pipeline import Pipeline
 from handrail_collector.stitch.stitcher import SECOND, StitchSettings
-from harness.pipelines import START, Clock, log_batch, proxies, running, send, stored, taken
+from harness.pipelines import START, Clock, log_batch, proxies, running, send, stored, sweep, taken
 
 QUICK = StitchSettings(engine_wait_ns=SECOND, settle_ns=SECOND // 2)
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -41,7 +41,7 @@ def phase_counts(seen: DurableCounters) -> Mapping[tuple[str, ...], int]:
 async def decide(pipeline: Pipeline, journal: Any, clock: Clock, seconds: int = 5) -> None:
     await taken(pipeline, journal)
     clock.now += seconds * SECOND
-    pipeline._sweep(clock.now)
+    sweep(pipeline, clock.now)
     await pipeline.flush()
 
 

@@ -25,7 +25,7 @@ from handrail_collector.status import Running, collector_gates
 from handrail_collector.stitch.stitcher import SECOND
 from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
 from handrail_collector.store.read import StoreReader
-from harness.pipelines import Clock, device_batch, proxies, running, send, taken
+from harness.pipelines import Clock, device_batch, proxies, running, send, sweep, taken
 
 
 @contextmanager
@@ -104,7 +104,7 @@ async def test_what_waits_is_told_with_its_age(tmp_path: Path) -> None:
             assert of("oldest_open_request_seconds") == 5.0
             assert of("unpublished_items") == {("event",): 0.0, ("row",): 0.0, ("span",): 3.0}
             clock.now += 20 * SECOND
-            pipeline._sweep(clock.now)
+            sweep(pipeline, clock.now)
             assert of("oldest_open_request_seconds") == 0.0
             assert of("unpublished_items")["row",] == 1.0
             await pipeline.flush()
@@ -119,7 +119,7 @@ async def test_status_says_who_reports_how_much_came_and_no_coverage_that_nobody
         await journal.consume(Signal.METRICS, scraped(clock.now, 1))
         await taken(pipeline, journal)
         clock.now += 20 * SECOND
-        pipeline._sweep(clock.now)
+        sweep(pipeline, clock.now)
         await pipeline.flush()
         with telling(tmp_path, journal, pipeline, clock) as (_, parts):
             status = parts.status()

@@ -35,7 +35,7 @@ from handrail_collector.stitch.engines import EngineRegistry
 from handrail_collector.stitch.evidence import Item
 from handrail_collector.stitch.stitcher import SECOND, Stitcher, StitchSettings
 from handrail_collector.store.recovery import Recovered
-from harness.pipelines import START, Clock, batch, log_batch, plugin_batch, running, stored, taken
+from harness.pipelines import START, Clock, batch, log_batch, plugin_batch, running, stored, sweep, taken
 
 AGES: Final = {"1970": 3600 * SECOND, "now": START, "2099": 4_070_908_800 * SECOND, "most": 2**63 - 1 - 3600 * SECOND}
 ages = pytest.mark.parametrize("at", list(AGES.values()), ids=list(AGES))
@@ -109,7 +109,7 @@ async def test_a_collector_publishes_what_is_of_another_age_and_counts_it(tmp_pa
         await journal.consume(Signal.LOGS, log_batch(events, 1))
         await taken(pipeline, journal)
         clock.now += 15 * SECOND
-        pipeline._sweep(clock.now)
+        sweep(pipeline, clock.now)
         assert not pipeline.stitcher.open_groups()
         reason = reason_of(at, START)
         assert pipeline.stats.displaced == {"future": 0, "old": 0, **({reason: 4} if reason else {})}
