@@ -45,7 +45,7 @@ class RequestView:
     spans: Sequence[SpanView] = ()
     fetches: Sequence[FetchRow] = ()
     stalls: Sequence[StallRow] = ()
-    usual: Mapping[str, Any] | None = None  # how it compares with the requests around it; None: nothing to compare
+    baseline: Mapping[str, Any] | None = None  # how it compares with the requests around it; None: nothing to compare
     hardware: Mapping[str, Any] | None = None  # activity of GPUs and links meanwhile; None: the source does not know
     candidates: Sequence[RequestRow] = ()
     nearest: Sequence[str] = ()
@@ -124,7 +124,7 @@ class HttpBackend:
             return RequestView(candidates=[row_from_json(row) for row in answer["candidates"]], answer=answer)
         spans = [ShownSpan(**{each.name: span[each.name] for each in fields(ShownSpan)}) for span in answer["spans"]]
         row, provisional = row_from_json(answer["request"]), bool(answer["request"].get("provisional"))
-        fetches, usual = [fetch_from_json(fetch) for fetch in answer.get("fetches", ())], answer.get("usual")
+        fetches, baseline = [fetch_from_json(fetch) for fetch in answer.get("fetches", ())], answer.get("baseline")
         stalls = [stall_from_json(stall) for stall in answer.get("stalls", ())]
         hardware = answer.get("hardware")
         return RequestView(
@@ -133,7 +133,7 @@ class HttpBackend:
             spans=spans,
             fetches=fetches,
             stalls=stalls,
-            usual=usual,
+            baseline=baseline,
             hardware=hardware,
             answer=answer,
         )
@@ -249,7 +249,7 @@ class StoreBackend:
             spans = self._reader.spans(rows[0])
             fetches = self._reader.fetches_of(rows[0])
             stalls = self._reader.stalls_of(rows[0])
-            usual = compared(self._reader, rows[0])
+            baseline = compared(self._reader, rows[0])
             hardware = tracked(self._reader, rows[0], spans)
         answer = {
             "request": row_to_json(rows[0]),
@@ -257,11 +257,11 @@ class StoreBackend:
             "stalls": [stall_to_json(stall) for stall in stalls],
             "spans": [span_to_json(span) for span in spans],
             "matches": 1,
-            "usual": usual,
+            "baseline": baseline,
             "hardware": hardware,
         }
         return RequestView(
-            row=rows[0], spans=spans, fetches=fetches, stalls=stalls, usual=usual, hardware=hardware, answer=answer
+            row=rows[0], spans=spans, fetches=fetches, stalls=stalls, baseline=baseline, hardware=hardware, answer=answer
         )
 
     def fetches(self, query: FetchFilter) -> list[FetchRow]:

@@ -107,8 +107,8 @@ class RequestRow:
 class FetchRow:
     """One hand-off of KV.
 
-    *reader*: the engine that loads the KV (consumer). *keeper*: the engine that kept it (producer).
-    They are D and P, or P and D when ``direction`` is ``d_to_p``. Durations are by the reader's clock. None: not known.
+    The consumer is D and the producer P; the other way round when ``direction`` is ``d_to_p``.
+    Durations are by the consumer's clock. None: not known.
     The rows of one request are published together, numbered from 0, under its ids and version. Those of its
     highest version count.
     """
@@ -123,15 +123,15 @@ class FetchRow:
     direction: str | None = None  # p_to_d | d_to_p; None: shared storage
     mode: str | None = None  # pull | push
     connector: str | None = None
-    reader_instance: str | None = None
-    keeper_instance: str | None = None
-    reader_host: str | None = None
-    keeper_host: str | None = None
-    reader_engine_id: str | None = None
-    keeper_engine_id: str | None = None
-    reader_request: str | None = None  # raw request id in that engine's form
-    keeper_request: str | None = None
-    keeper_address: str | None = None  # host:port of its side channel, as the reader knows it
+    consumer_instance: str | None = None
+    producer_instance: str | None = None
+    consumer_host: str | None = None
+    producer_host: str | None = None
+    consumer_engine_id: str | None = None
+    producer_engine_id: str | None = None
+    consumer_request: str | None = None  # raw request id in that engine's form
+    producer_request: str | None = None
+    producer_address: str | None = None  # host:port of its side channel, as the consumer knows it
     outcome: str = "unknown"
     reason: str | None = None
     error: str | None = None  # the transport's error name
@@ -283,7 +283,7 @@ class IterationRow:
     waiting: int | None
     kv_landing_steps: int
     resumed_tokens: int = 0
-    usual_ns: int = 0
+    median_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

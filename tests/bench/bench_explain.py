@@ -81,7 +81,7 @@ def _judged(answer: dict[str, Any], made: Made) -> None:
     (scope,) = answer["scopes"]
     assert scope["requests"] == made.requests // made.hours * made.hours, scope["requests"]
     assert ("prefill_host", made.bad_host) in [
-        (c["dimension"], c["value"]) for c in scope["ttft"]["contrasts"] if c["stands_out"]
+        (c["dimension"], c["value"]) for c in scope["ttft"]["concentrations"] if c["stands_out"]
     ]
     if answer["exact"]:
         assert ("prefill_queue", made.bad_host) in [(n["phase"], n["place"]) for n in scope["ttft"]["causes"]["named"]]

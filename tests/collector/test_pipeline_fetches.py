@@ -54,7 +54,7 @@ async def test_a_hand_off_is_a_row_under_its_requests_ids_and_version(tmp_path: 
     (row,) = stored(tmp_path)
     (one,) = fetches(tmp_path)
     assert (one.trace_id, one.request_id, one.version) == (row.trace_id, row.request_id, row.version)
-    assert (one.outcome, one.reader_instance, one.keeper_instance) == ("ok", "decode:8000", "prefill:8000")
+    assert (one.outcome, one.consumer_instance, one.producer_instance) == ("ok", "decode:8000", "prefill:8000")
     assert (one.bytes_moved, one.transfer_ns, one.handshake_ns) == (64 * 32768, 59 * MS, 0)
     assert (row.kv_outcome, row.kv_bytes) == ("ok", 64 * 32768)
     assert row.client_request_id == one.client_request_id == "req-a"

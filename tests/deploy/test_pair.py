@@ -17,7 +17,7 @@ from handrail_cli.main import main
 from harness.manifests import chart, compose, kustomization
 
 
-def looked_at(documents: Sequence[Any], folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
+def examined(documents: Sequence[Any], folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
     """Return the checks by their name."""
     file = folder / "pair.yaml"
     file.write_text(yaml.safe_dump_all(documents), encoding="utf-8")
@@ -34,7 +34,7 @@ def test_nothing_about_the_pair_fails_before_traffic(source: str, tmp_path: Path
         "compose": lambda: [compose("vllm")],
     }
     documents = sources[source]()
-    checks = looked_at(documents, tmp_path, capsys)
+    checks = examined(documents, tmp_path, capsys)
     assert [check for check in checks.values() if check["verdict"] == "fail"] == []
     for side in ("prefill", "decode"):
         assert checks[f"engine.{side}.plugin"]["verdict"] == "pass"

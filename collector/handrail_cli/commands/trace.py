@@ -53,14 +53,14 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{len(found.candidates)} requests are known by {any_id!r}; take one by its request id (first column):\n")
         console.print(render_requests(cleaned(found.candidates), console.width, own_ids=True))
         return EXIT_FAILED
-    row, spans, fetches, usual = cleaned(found.row), cleaned(found.spans), cleaned(found.fetches), cleaned(found.usual)
+    row, spans, fetches, baseline = cleaned(found.row), cleaned(found.spans), cleaned(found.fetches), cleaned(found.baseline)
     drawn = render_waterfall(
         row,
         spans,
         console.width,
         provisional=found.provisional,
         fetches=fetches,
-        usual=usual,
+        baseline=baseline,
         hardware=cleaned(found.hardware),
         stalls=cleaned(found.stalls),
     )

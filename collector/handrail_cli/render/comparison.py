@@ -284,10 +284,10 @@ def _observed(arm: ArmReport, zone: tzinfo | None) -> str:
 _FACTS: Final[Sequence[tuple[str, Callable[[ArmReport, tzinfo | None], str]]]] = (
     ("where", lambda arm, _: ", ".join(arm.where)),
     ("requests began", _observed),
-    ("layout", lambda arm, _: f"{arm.layout}: {arm.layout_told_by}"),
+    ("layout", lambda arm, _: f"{arm.layout}: {arm.layout_source}"),
     ("requests", lambda arm, _: f"{arm.requests:,}, scope {arm.scope}"),
     ("rate", lambda arm, _: f"{rate(arm.rate)}, {rate(arm.rate / arm.gpus)} per GPU"),
-    ("GPUs", lambda arm, _: f"{arm.gpus} ({arm.gpus_told_by})"),
+    ("GPUs", lambda arm, _: f"{arm.gpus} ({arm.gpus_source})"),
     ("failed", lambda arm, _: portion(arm.failed)),
     ("clients left", lambda arm, _: f"{arm.left:,}" if arm.left else ""),
     ("prompt, answer", lambda arm, _: f"{_tokens(arm.prompt_tokens)}, {_tokens(arm.output_tokens)} tokens in the mean"),

@@ -59,12 +59,12 @@ def rate(fetch: FetchRow) -> str:
 
 
 def _ways(fetch: FetchRow) -> str:
-    keeper = fetch.keeper_instance or fetch.keeper_address or fetch.keeper_engine_id or "a process that is not known"
-    reader = fetch.reader_instance or "nobody yet"
+    producer = fetch.producer_instance or fetch.producer_address or fetch.producer_engine_id or "a process that is not known"
+    consumer = fetch.consumer_instance or "nobody yet"
     back = fetch.direction == "d_to_p"
     names = ("D", "P") if back else ("P", "D")
     turn = "  (KV of an earlier turn)" if back else ""
-    return f"{names[0]} {keeper} → {names[1]} {reader}{turn}"
+    return f"{names[0]} {producer} → {names[1]} {consumer}{turn}"
 
 
 def _amount(fetch: FetchRow) -> str:

@@ -58,8 +58,8 @@ def _columns(now_unix_ns: int | None, zone: tzinfo | None) -> list[_FetchColumn]
     return [
         _FetchColumn("time", 7, lambda row: Text(format_time(row.started_unix_ns, now_unix_ns, zone), style="dim")),
         _FetchColumn("request", 9, lambda row: Text(row.client_request_id or row.request_id)),
-        _FetchColumn("from", 6, lambda row: Text(row.keeper_instance or row.keeper_address or "–", style="dim")),
-        _FetchColumn("to", 6, lambda row: Text(row.reader_instance or "–", style="dim")),
+        _FetchColumn("from", 6, lambda row: Text(row.producer_instance or row.producer_address or "–", style="dim")),
+        _FetchColumn("to", 6, lambda row: Text(row.consumer_instance or "–", style="dim")),
         _FetchColumn("outcome", 9, lambda row: Text(f"{row.outcome}{' (open)' if row.open else ''}", style=kv_tone(row))),
         _FetchColumn("took", 9, lambda row: _time(row.duration_ns), right=True),
         _FetchColumn("handshake", 3, lambda row: _time(row.handshake_ns or None), right=True),

@@ -52,14 +52,14 @@ def render_links(answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | Non
 
 def _period(answer: Plain, zone: tzinfo | None) -> Text:
     since, until = answer["since_unix_ns"], answer["until_unix_ns"]
-    count = f"{'the last ' if answer['limited'] else ''}{counted(answer['hand_offs'], 'hand-off')}"
+    count = f"{'the last ' if answer['limited'] else ''}{counted(answer['kv_fetches'], 'hand-off')}"
     return Text(f"{dated(since, until, zone)} ({format_duration(until - since)}) · {count} of KV", style="dim")
 
 
 def _other(other: Plain) -> Text:
     slow = f", {other['slow']} of them slow" if other["slow"] else ""
     moved = format_bytes(other["moved_bytes"])
-    return Text(f"  and {other['links']} more (--limit){slow}: {other['hand_offs']:,} hand-offs, {moved}", style="dim")
+    return Text(f"  and {other['links']} more (--limit){slow}: {other['kv_fetches']:,} hand-offs, {moved}", style="dim")
 
 
 def _nothing(answer: Plain, now_unix_ns: int, zone: tzinfo | None) -> list[RenderableType]:
@@ -79,7 +79,7 @@ def _row(link: Plain) -> list[Text | str]:
     return [
         Text("▶", style="yellow") if link["findings"] else "",
         _name(link),
-        Text(f"{link['hand_offs']:,}{failed}", style="red" if failed else ""),
+        Text(f"{link['kv_fetches']:,}{failed}", style="red" if failed else ""),
         format_bytes(link["moved_bytes"] or None),
         Text(_rate(link), style="yellow" if link["slow"] else ""),
         _gigabytes(link["line_rate"]) if link["line_rate"] else Text("–", style="dim"),
@@ -91,7 +91,7 @@ def _row(link: Plain) -> list[Text | str]:
 
 
 def _name(link: Plain) -> str:
-    return f"{link['keeper']} → {link['reader']}{' (back)' if link['backwards'] else ''}"
+    return f"{link['producer']} → {link['consumer']}{' (back)' if link['backwards'] else ''}"
 
 
 def _rate(link: Plain) -> str:
@@ -124,7 +124,7 @@ def _transport_text(link: Plain, width: int) -> Iterator[RenderableType]:
             yield from _wrapped(f"  {finding['advice']}", width, "")
     for evidence in link["evidence"]:
         yield from _wrapped(f"by {evidence}", width, "dim")
-    for other in link["looked_at"]:
+    for other in link["examined"]:
         yield from _wrapped(other, width, "dim")
     if not link["bytes_counted"] and link["moved_bytes"]:
         yield from _wrapped("bytes are those of the blocks: the transport did not count them", width, "dim")

@@ -112,15 +112,15 @@ def _scope(scope: Plain, answer: Plain, width: int, now_unix_ns: int, zone: tzin
     if tail is not None and tail["verdict"] != "cannot_tell":
         yield from _causes(tail, width, now_unix_ns, zone)
         yield from _phases(tail, width)
-        yield from _contrasts(tail["contrasts"], width, "What the slowest have more of", "slowest 1 %", "middle half")
-    if scope["gap"] is not None and any(each["stands_out"] for each in scope["gap"]["contrasts"]):
+        yield from _contrasts(tail["concentrations"], width, "What the slowest have more of", "slowest 1 %", "middle half")
+    if scope["gap"] is not None and any(each["stands_out"] for each in scope["gap"]["concentrations"]):
         yield from _contrasts(
-            scope["gap"]["contrasts"], width, "What streams with the longest gaps have more of", "longest 1 %", "middle half"
+            scope["gap"]["concentrations"], width, "What streams with the longest gaps have more of", "longest 1 %", "middle half"
         )
     if scope.get("stalls") is not None:
         yield from _stalls(scope["stalls"], width)
     if scope["failures"]["requests"]:
-        yield from _contrasts(scope["failures"]["contrasts"], width, "What failed requests have more of", "failed", "others")
+        yield from _contrasts(scope["failures"]["concentrations"], width, "What failed requests have more of", "failed", "others")
     if scope["failures"]["by_kv_outcome"]:
         text = ", ".join(f"{count:,} {name}" for name, count in scope["failures"]["by_kv_outcome"].items())
         yield Text(f"\n  KV outcomes other than ok: {text}")
@@ -180,12 +180,12 @@ def _causes(tail: Plain, width: int, now_unix_ns: int, zone: tzinfo | None) -> I
                 _percent(named["share"]),
                 Text(named.get("why") or named["phase"], style="yellow"),
                 named["place"] or "not known",
-                format_duration(named["more_ns"]),
-                "" if named.get("why") else format_duration(named["typical_ns"]),
+                format_duration(named["excess_ns"]),
+                "" if named.get("why") else format_duration(named["baseline_ns"]),
                 Text(times, style="dim"),
             ]
         )
-    for count, what in ((causes["alike"], "two grew alike"), (causes["ordinary"], "nothing unusual")):
+    for count, what in ((causes["ambiguous"], "two grew alike"), (causes["at_base_rate"], "nothing unusual")):
         if count:
             rows.append([f"{count:,}", _percent(count / causes["slow"]), Text(what, style="dim"), *[""] * 4])
     yield fitted(columns, rows, width)
@@ -195,7 +195,7 @@ def _phases(tail: Plain, width: int) -> Iterator[RenderableType]:
     grown = [phase for phase in tail["phases"] if abs(phase["share"]) >= _SHARE_OF_NOTE][:_PHASES]
     if not grown:
         return
-    yield Text(f"\n  Where the {format_duration(tail['longer_ns'])} lie (means)", style="bold")
+    yield Text(f"\n  Where the {format_duration(tail['excess_ns'])} lie (means)", style="bold")
     columns = [
         FittedColumn("phase", right=False),
         FittedColumn("middle half", 4),
@@ -212,9 +212,9 @@ def _phases(tail: Plain, width: int) -> Iterator[RenderableType]:
         rows.append(
             [
                 Text(phase["phase"] + place, style="dim" if unattributed else ""),
-                format_duration(phase["usual_ns"]),
+                format_duration(phase["baseline_ns"]),
                 format_duration(phase["slow_ns"]),
-                _signed(phase["more_ns"]),
+                _signed(phase["excess_ns"]),
                 _percent(phase["share"]),
                 glyph * max(0, min(_BAR, round(phase["share"] * _BAR))),
             ]
@@ -263,7 +263,7 @@ def _contrasts(found: Sequence[Plain], width: int, title: str, query: str, other
 
     The others are noise: a period may have thousands of hosts.
     """
-    shown = [each for each in found if each["stands_out"]] or [each for each in found if each["perhaps"]][:_HINTS]
+    shown = [each for each in found if each["stands_out"]] or [each for each in found if each["above_chance"]][:_HINTS]
     if not shown:
         return
     note = "" if any(each["stands_out"] for each in shown) else ": nothing clearly"
@@ -282,8 +282,8 @@ def _contrasts(found: Sequence[Plain], width: int, title: str, query: str, other
             [
                 mark + Text(_WHERE[each["dimension"]]),
                 each["value"],
-                f"{each['asked']:,} · {_percent(each['asked_share'])}",
-                f"{each['others']:,} · {_percent(each['others_share'])}",
+                f"{each['cases']:,} · {_percent(each['cases_share'])}",
+                f"{each['controls']:,} · {_percent(each['controls_share'])}",
                 _lift(each),
             ]
         )

@@ -38,7 +38,7 @@ def slowness(usual: Mapping[str, Any]) -> str:
         return f"{format_duration(late)} longer than usual for {size} ({compared}): {_grown(usual)}."
     than = f"{format_duration(abs(late))} {'longer' if late > 0 else 'shorter'} than usual"
     beside = f", though {_place(usual)} took {format_duration(usual['excess_ns'])} more" if _though(usual) else ""
-    return f"Not slow for {size}: {than}, {format_duration(usual['usual_ttft_ns'])} ({compared}){beside}."
+    return f"Not slow for {size}: {than}, {format_duration(usual['baseline_ttft_ns'])} ({compared}){beside}."
 
 
 def _though(usual: Mapping[str, Any]) -> bool:
@@ -51,11 +51,11 @@ def _though(usual: Mapping[str, Any]) -> bool:
 
 def _grown(usual: Mapping[str, Any]) -> str:
     if usual["phase"] is not None:
-        often = ", as in many others there and then" if usual["standing"] else ""
+        often = ", as in many others there and then" if usual["significant"] else ""
         return f"{_place(usual)} +{format_duration(usual['excess_ns'])}{often}"
-    if len(usual["alike"]) > 1:
+    if len(usual["ambiguous"]) > 1:
         at = f" at {usual['place']}" if usual["place"] else ""
-        return f"{' and '.join(usual['alike'])}{at} grew too much alike to say which it was"
+        return f"{' and '.join(usual['ambiguous'])}{at} grew too much alike to say which it was"
     return "no phase grew by more than such phases ordinarily do"
 
 

@@ -90,7 +90,7 @@ def render_waterfall(
     provisional: bool = False,
     zone: tzinfo | None = None,
     fetches: Sequence[FetchRow] = (),
-    usual: Mapping[str, Any] | None = None,
+    baseline: Mapping[str, Any] | None = None,
     hardware: Mapping[str, Any] | None = None,
     stalls: Sequence[StallRow] = (),
 ) -> RenderableType:
@@ -98,13 +98,13 @@ def render_waterfall(
 
     ``provisional``: the row may still change.
     ``zone``: time zone of the start time; None is the local one.
-    ``usual``: how the request compares with those around it, as the API defines it.
+    ``baseline``: how the request compares with those around it, as the API defines it.
     ``hardware``: the activity of GPUs and links meanwhile, as the API defines it.
     """
     width = max(width, MIN_WIDTH)
     sections = (
         ("", _header(row, width, zone)),
-        ("", _verdict(row, width, usual)),
+        ("", _verdict(row, width, baseline)),
         ("Findings", _findings(row, provisional, width)),
         ("", _phases(row, width)),
         ("", _tracks(row, hardware, width)),
@@ -247,7 +247,7 @@ def _path(row: RequestRow) -> list[str]:
     return seen
 
 
-def _verdict(row: RequestRow, width: int, usual: Mapping[str, Any] | None) -> Iterator[Text]:
+def _verdict(row: RequestRow, width: int, baseline: Mapping[str, Any] | None) -> Iterator[Text]:
     """Write the first sentences of the page.
 
     They say how the request failed, which phase took the time, and whether that was unusual.
@@ -263,8 +263,8 @@ def _verdict(row: RequestRow, width: int, usual: Mapping[str, Any] | None) -> It
         if not row.phases:
             return
     yield from _prose(f"▶ {_where_time_went(row)}", width, hang=2, style="bold")
-    if usual is not None:
-        yield from _prose(slowness(usual), width, indent=2)
+    if baseline is not None:
+        yield from _prose(slowness(baseline), width, indent=2)
     if (paused_text := standstill(row)) is not None:
         yield from _prose(paused_text, width, indent=2)
 

@@ -229,7 +229,7 @@ class ApiServer:
         if len(found) > 1:
             return 300, {"candidates": [_row(answer) for answer in found], "matches": len(found)}
         spans = self._reader.spans(found[0].row)
-        usual = _compared(self._reader, found[0].row) if isinstance(self._reader, StoreReader) else None
+        baseline = _compared(self._reader, found[0].row) if isinstance(self._reader, StoreReader) else None
         row = found[0].row
         own = [f for f in live_fetches if (f.trace_id, f.request_id) == (row.trace_id, row.request_id)]
         fetches = listed_fetches(self._reader.fetches_of(row), own, FetchFilter(descending=False))
@@ -239,7 +239,7 @@ class ApiServer:
             "stalls": [stall_to_json(stall) for stall in listed_stalls(self._reader.stalls_of(row), live_stalls, row)],
             "spans": [span_to_json(span) for span in spans],
             "matches": 1,
-            "usual": usual,
+            "baseline": baseline,
             "hardware": tracked(self._reader, row, spans) if isinstance(self._reader, StoreReader) else None,
         }
 

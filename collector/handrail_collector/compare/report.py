@@ -122,7 +122,7 @@ class ArmReport:
     name: str
     where: tuple[str, ...]
     layout: str  # split | collocated
-    layout_told_by: str
+    layout_source: str
     begin_unix_ns: int
     end_unix_ns: int
     scope: str
@@ -132,7 +132,7 @@ class ArmReport:
     left: int
     engines: int
     gpus: int
-    gpus_told_by: str
+    gpus_source: str
     gap_unit: str | None
     gaps: int
     prompt_tokens: float | None

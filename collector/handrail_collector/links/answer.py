@@ -72,7 +72,7 @@ def answered(reader: StoreReader, question: LinksQuestion, now_unix_ns: int, liv
         "since_unix_ns": found.since_unix_ns,
         "until_unix_ns": found.until_unix_ns,
         "latest_unix_ns": latest,
-        "hand_offs": found.hand_offs,
+        "kv_fetches": found.hand_offs,
         "limited": found.limited,
         "links": [plain(line) for line in reported_link_lines],
         "other": rest(others) if others else None,
@@ -133,7 +133,9 @@ def devices(
     moved: Counter[EngineLink] = Counter()
     for one in timed:
         moved[one.link] += one.bytes
-    hosts = frozenset(host for link, _ in moved.most_common(most_links) for host in (link.keeper_host, link.reader_host) if host)
+    hosts = frozenset(
+        host for link, _ in moved.most_common(most_links) for host in (link.producer_host, link.consumer_host) if host
+    )
     if not hosts:
         return []
     first = max(since_unix_ns, min(one.started_unix_ns for one in timed)) - _AROUND_NS
@@ -150,7 +152,7 @@ def engine_posts(reader: StoreReader, handed: Sequence[HandOff]) -> list[Posts]:
     """
     if not handed:
         return []
-    hosts = frozenset(host for one in handed for host in (one.link.keeper_host, one.link.reader_host) if host)
+    hosts = frozenset(host for one in handed for host in (one.link.producer_host, one.link.consumer_host) if host)
     samples: list[EngineSample] = []
     for at in sorted({handed[0].started_unix_ns, handed[-1].started_unix_ns}):
         around = SampleFilter(since_unix_ns=at - _AROUND_NS, until_unix_ns=at + _AROUND_NS, hosts=hosts, names=POST_NAMES)

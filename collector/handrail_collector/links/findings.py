@@ -101,7 +101,7 @@ def _path(
 ) -> Iterator[LinkFinding]:
     link = figures.link
     if transport_evidence.transport is Transport.TCP:
-        both = {link.keeper_host, link.reader_host}
+        both = {link.producer_host, link.consumer_host}
         ports = [each for each in devices if each.medium is Medium.RDMA and each.up and each.host in both]
         if both and {each.host for each in ports} == both:
             names = ", ".join(each.name for each in ports[:4])

@@ -24,20 +24,20 @@ class EngineLink:
     For the KV of an earlier turn that goes back, the producer is D and the consumer is P.
     """
 
-    keeper: str  # host:port of the engine, else of its side channel, else its id
-    reader: str
-    keeper_host: str = ""
-    reader_host: str = ""
+    producer: str  # host:port of the engine, else of its side channel, else its id
+    consumer: str
+    producer_host: str = ""
+    consumer_host: str = ""
 
     @property
     def one_host(self) -> bool:
         """Whether both engines are on one host, as far as is known."""
-        return bool(self.keeper_host) and self.keeper_host == self.reader_host
+        return bool(self.producer_host) and self.producer_host == self.consumer_host
 
     @property
     def hosts(self) -> str:
         """Hosts as in ``RequestRow``: ``P>D``; '' where a host is not known."""
-        return f"{self.keeper_host}>{self.reader_host}" if self.keeper_host and self.reader_host else ""
+        return f"{self.producer_host}>{self.consumer_host}" if self.producer_host and self.consumer_host else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class HandOff:
 
 def hand_offs(rows: Iterable[FetchRow]) -> list[HandOff]:
     """Return the hand-offs of ``rows`` that have a consumer, by their start."""
-    found = [hand_off(row) for row in rows if row.number >= 0 and (row.reader_instance or row.reader_host)]
+    found = [hand_off(row) for row in rows if row.number >= 0 and (row.consumer_instance or row.consumer_host)]
     return sorted(found, key=lambda one: one.started_unix_ns)
 
 
@@ -109,10 +109,10 @@ def hand_off(row: FetchRow) -> HandOff:
         pieces = (Piece(begin, begin + row.transfer_ns, moved, row.transfer_bound_ns or 0),)
     return HandOff(
         link=EngineLink(
-            keeper=row.keeper_instance or row.keeper_address or row.keeper_engine_id or UNKNOWN,
-            reader=row.reader_instance or row.reader_engine_id or UNKNOWN,
-            keeper_host=row.keeper_host or "",
-            reader_host=row.reader_host or "",
+            producer=row.producer_instance or row.producer_address or row.producer_engine_id or UNKNOWN,
+            consumer=row.consumer_instance or row.consumer_engine_id or UNKNOWN,
+            producer_host=row.producer_host or "",
+            consumer_host=row.consumer_host or "",
         ),
         started_unix_ns=row.started_unix_ns,
         pieces=pieces,

@@ -21,14 +21,14 @@ def plain(line: LinkLine) -> dict[str, Any]:
     figures, transport_evidence = line.figures, line.transport
     carrying = {(device.host, device.device.key, device.medium) for device in transport_evidence.devices}
     return {
-        "keeper": figures.link.keeper,
-        "reader": figures.link.reader,
-        "keeper_host": figures.link.keeper_host or None,
-        "reader_host": figures.link.reader_host or None,
+        "producer": figures.link.producer,
+        "consumer": figures.link.consumer,
+        "producer_host": figures.link.producer_host or None,
+        "consumer_host": figures.link.consumer_host or None,
         "backwards": figures.backwards,
         "connectors": list(figures.connectors),
         "modes": list(figures.modes),
-        "hand_offs": figures.hand_offs,
+        "kv_fetches": figures.hand_offs,
         "failed": figures.failed,
         "open": figures.open,
         "timed": figures.timed,
@@ -40,7 +40,7 @@ def plain(line: LinkLine) -> dict[str, Any]:
         "rate_high": figures.rate_high,
         "effective_rate": figures.effective_rate,
         "transfer": _times(figures.transfer),
-        "hand_off": _times(figures.whole),
+        "kv_fetch": _times(figures.whole),
         "cold_starts_ns": list(figures.cold_ns),
         "stuck": figures.stuck,
         "stuck_at_ns": figures.stuck_at_ns,
@@ -49,7 +49,7 @@ def plain(line: LinkLine) -> dict[str, Any]:
         "last_unix_ns": figures.last_unix_ns,
         "transport": transport_evidence.transport.value,
         "evidence": list(transport_evidence.evidence),
-        "looked_at": list(transport_evidence.looked_at),
+        "examined": list(transport_evidence.examined),
         "line_rate": transport_evidence.line_rate,
         "share_of_line": line.share_of_line,
         "slow": line.slow,
@@ -63,7 +63,7 @@ def rest(lines: Sequence[LinkLine]) -> dict[str, int]:
     """Sum up the links that are not listed one by one."""
     return {
         "links": len(lines),
-        "hand_offs": sum(line.figures.hand_offs for line in lines),
+        "kv_fetches": sum(line.figures.hand_offs for line in lines),
         "moved_bytes": sum(line.figures.moved_bytes for line in lines),
         "slow": sum(line.slow for line in lines),
     }

@@ -72,12 +72,12 @@ def link_lines(
     for of_link in by_link(hand_offs).values():
         made = figures(of_link)
         link = made.link
-        here = tuple(each for each in counters.devices if each.host in (link.keeper_host, link.reader_host))
+        here = tuple(each for each in counters.devices if each.host in (link.producer_host, link.consumer_host))
         sent, received = (
-            counters.of(host, way, link) for host, way in ((link.keeper_host, TRANSMIT), (link.reader_host, RECEIVE))
+            counters.of(host, way, link) for host, way in ((link.producer_host, TRANSMIT), (link.consumer_host, RECEIVE))
         )
         by = transport_evidence(link, sent, received, evidence_source.lanes)
-        engines = (link.keeper, link.reader)
+        engines = (link.producer, link.consumer)
         found = findings(
             made,
             by,
@@ -87,7 +87,7 @@ def link_lines(
             [each for each in evidence_source.no_gpu_get if each in engines],
         )
         lines.append(LinkLine(figures=made, transport=by, findings=found, devices=here))
-    return sorted(lines, key=lambda line: (-line.figures.moved_bytes, line.figures.link.keeper, line.figures.link.reader))
+    return sorted(lines, key=lambda line: (-line.figures.moved_bytes, line.figures.link.producer, line.figures.link.consumer))
 
 
 class _EvidenceSource:
@@ -142,7 +142,7 @@ class _Counters:
         for one in hand_offs:
             if one.pieces:
                 self._numbers.setdefault(one.link, len(self._numbers))
-                for end in ((one.link.keeper_host, TRANSMIT), (one.link.reader_host, RECEIVE)):
+                for end in ((one.link.producer_host, TRANSMIT), (one.link.consumer_host, RECEIVE)):
                     self._by_end.setdefault((*end, one.link.one_host), []).append(one)
 
     def of(self, host: str, direction: str, link: EngineLink) -> list[Carried]:
@@ -166,7 +166,7 @@ class _Counters:
         links: list[int] = []
         shifts: list[int] = []
         for one in hand_offs:
-            mover = one.link.keeper_host if one.mode == "push" else one.link.reader_host
+            mover = one.link.producer_host if one.mode == "push" else one.link.consumer_host
             if mover not in offsets:
                 offsets[mover] = self._offset(mover, host)
             pieces += one.pieces

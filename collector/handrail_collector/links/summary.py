@@ -26,7 +26,7 @@ WORDS: Final = {
 def sentence(line: LinkLine) -> str:
     """Describe the link's rate, transport and line rate."""
     figures, transport_evidence = line.figures, line.transport
-    name = f"{figures.link.keeper}>{figures.link.reader}"
+    name = f"{figures.link.producer}>{figures.link.consumer}"
     if figures.rate_low is None:
         return f"The link {name}: {figures.hand_offs:,} hand-offs, and of none the bytes and the time are known."
     slow = "is slow: KV moves" if line.slow else "moves KV"

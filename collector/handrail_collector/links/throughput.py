@@ -92,7 +92,7 @@ def by_link(hand_offs: Iterable[HandOff]) -> dict[tuple[str, str, bool], list[Ha
     """
     found: dict[tuple[str, str, bool], list[HandOff]] = {}
     for one in hand_offs:
-        found.setdefault((one.link.keeper, one.link.reader, one.backwards), []).append(one)
+        found.setdefault((one.link.producer, one.link.consumer, one.backwards), []).append(one)
     return found
 
 
@@ -109,7 +109,7 @@ def figures(hand_offs: Sequence[HandOff]) -> LinkThroughput:
     stuck, stuck_at = _stuck(hand_offs)
     descriptors = sorted(one.descriptors for one in hand_offs if one.descriptors is not None)
     return LinkThroughput(
-        link=max((one.link for one in hand_offs), key=lambda link: bool(link.keeper_host) + bool(link.reader_host)),
+        link=max((one.link for one in hand_offs), key=lambda link: bool(link.producer_host) + bool(link.consumer_host)),
         hand_offs=len(hand_offs),
         failed=sum(one.failed for one in hand_offs),
         open=sum(one.open for one in hand_offs),

@@ -55,7 +55,7 @@ class TransportEvidence:
     """Transport of a link with the evidence for it.
 
     ``evidence``: what the transport rests on, strongest first.
-    ``looked_at``: other sources that were checked and hold no evidence.
+    ``examined``: other sources that were checked and hold no evidence.
     ``devices``: the devices that carried the KV, of both hosts.
     ``line_rate``: what the devices can carry, bytes a second in each direction, by the slower end; None where a device does
     not say.
@@ -63,7 +63,7 @@ class TransportEvidence:
 
     transport: Transport
     evidence: tuple[str, ...]
-    looked_at: tuple[str, ...] = ()
+    examined: tuple[str, ...] = ()
     devices: tuple[DeviceCounts, ...] = ()
     line_rate: int | None = None
     one_of: tuple[DeviceCounts, ...] = ()  # ports like the only one that carried bytes: up, but idle
@@ -95,14 +95,16 @@ def transport_evidence(
     return TransportEvidence(
         transport=by_log,
         evidence=log_evidence if known else (),
-        looked_at=counter_evidence if known else (*log_evidence, *counter_evidence),
+        examined=counter_evidence if known else (*log_evidence, *counter_evidence),
     )
 
 
 def _of(lane_facts: LaneFacts, link: EngineLink) -> bool:
     """Whether the lane belongs to this link: one of its engines, and its reach."""
-    near = INTRA if link.one_host else INTER if link.keeper_host and link.reader_host else ""
-    return lane_facts.instance in (link.keeper, link.reader) and (not lane_facts.reach or not near or lane_facts.reach == near)
+    near = INTRA if link.one_host else INTER if link.producer_host and link.consumer_host else ""
+    return lane_facts.instance in (link.producer, link.consumer) and (
+        not lane_facts.reach or not near or lane_facts.reach == near
+    )
 
 
 def _by_log(lanes: Sequence[LaneFacts]) -> tuple[Transport, tuple[str, ...]]:
@@ -148,7 +150,7 @@ def _carried_it(one: Carried, transport: Transport) -> bool:
 
 
 def _nothing(link: EngineLink) -> str:
-    hosts = " and ".join(sorted({link.keeper_host, link.reader_host} - {""})) or "its hosts"
+    hosts = " and ".join(sorted({link.producer_host, link.consumer_host} - {""})) or "its hosts"
     return f"no counters of {hosts} were read while it moved: sidecars beside the engines read them (links.sample)"
 
 

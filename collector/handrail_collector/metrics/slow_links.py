@@ -46,7 +46,7 @@ def slow(lines: Iterable[LinkLine]) -> Slow:
     found: Slow = {}
     pairs: set[tuple[str, str]] = set()
     for line in lines:
-        pair = line.figures.link.keeper, line.figures.link.reader
+        pair = line.figures.link.producer, line.figures.link.consumer
         for kind in sorted({finding.kind for finding in line.findings} & SLOW):
             if kind in _BY_RATE and line.figures.timed < LEAST_TIMED:
                 continue

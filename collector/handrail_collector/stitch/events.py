@@ -76,7 +76,7 @@ def iteration_row(iteration: Iteration, offset: int) -> IterationRow:
         waiting=iteration.waiting,
         kv_landing_steps=iteration.kv_landing_steps,
         resumed_tokens=iteration.resumed_tokens,
-        usual_ns=iteration.usual_ns,
+        median_ns=iteration.usual_ns,
     )
 
 

@@ -89,4 +89,4 @@ FAILED = frozenset(outcome.value for outcome in FAILURES)
 
 def peers(row: FetchRow) -> tuple[str | None, ...]:
     """List the values of a row that ``peer`` may name."""
-    return row.reader_instance, row.keeper_instance, row.reader_host, row.keeper_host, row.keeper_address
+    return row.consumer_instance, row.producer_instance, row.consumer_host, row.producer_host, row.producer_address

@@ -150,7 +150,7 @@ class Score:
 def found_in(rows: Sequence[RequestRow]) -> int:
     """Count the requests that findings would cover."""
     attribution = _causes(rows) if rows else None
-    covered = attribution.standing.copy() if attribution is not None else np.zeros(len(rows), bool)
+    covered = attribution.significant.copy() if attribution is not None else np.zeros(len(rows), bool)
     for measure in (Measure.TTFT, Measure.GAP):
         covered |= _concentrated(rows, measure)
     return int(covered.sum())
@@ -233,7 +233,7 @@ def _count(known: Known, attribution: Attribution | None, index: int | None, fau
     if attribution is None or index is None:
         counts.open += 1
         return
-    counts.found += bool(attribution.standing[index])
+    counts.found += bool(attribution.significant[index])
     counts.placed += attribution.place[index] in _places(excess, fault_place)
     if not attribution.clear[index]:
         counts.open += 1

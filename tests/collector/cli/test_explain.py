@@ -110,7 +110,7 @@ def test_a_slow_link_is_named_and_its_hosts_are_not_accused(folders: dict[str, P
     named = scope["ttft"]["causes"]["named"]
     assert [(each["phase"], each["place"]) for each in named] == [("unattributed", "p0>d1")]
     assert "kv_transfer" in named[0]["may_be"]
-    assert [(c["dimension"], c["value"]) for c in scope["ttft"]["contrasts"] if c["stands_out"]] == [("link", "p0>d1")]
+    assert [(c["dimension"], c["value"]) for c in scope["ttft"]["concentrations"] if c["stands_out"]] == [("link", "p0>d1")]
     assert scope["ttft"]["unattributed_share"] > 0.9
 
 
@@ -128,7 +128,7 @@ def test_failures_are_told_by_outcome_and_place(folders: dict[str, Path], capsys
     (scope,) = explained_json(folders["fetch_failed"], capsys)["scopes"]
     failures = scope["failures"]
     assert failures["requests"] == sum(failures["by_outcome"].values()) > 50
-    assert ("link", "p0>d0") in [(c["dimension"], c["value"]) for c in failures["contrasts"] if c["stands_out"]]
+    assert ("link", "p0>d0") in [(c["dimension"], c["value"]) for c in failures["concentrations"] if c["stands_out"]]
     assert any(sentence.startswith(f"{failures['requests']:,} requests failed") for sentence in scope["summary"])
 
 

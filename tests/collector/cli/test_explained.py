@@ -21,15 +21,15 @@ def contrast(value: str, **more: object) -> dict[str, object]:
     return {
         "dimension": "link",
         "value": value,
-        "asked": 26,
-        "asked_share": 1.0,
-        "others": 94,
-        "others_share": 0.0752,
+        "cases": 26,
+        "cases_share": 1.0,
+        "controls": 94,
+        "controls_share": 0.0752,
         "lift": 13.3,
         "low": 9.6,
         "high": 18.4,
         "stands_out": True,
-        "perhaps": True,
+        "above_chance": True,
         **more,
     }
 
@@ -42,27 +42,27 @@ def answer(*contrasts: dict[str, object], verdict: str = "stands_out", place: st
         "place": place,
         "requests": 26,
         "share": 0.9,
-        "more_ns": 1760 * MS,
-        "typical_ns": 69 * MS,
+        "excess_ns": 1760 * MS,
+        "baseline_ns": 69 * MS,
         "first_unix_ns": NOW - 1000 * SECOND,
         "last_unix_ns": NOW - 600 * SECOND,
         "examples": ["a"],
     }
     tail = {
         "verdict": verdict,
-        "longer_ns": 4020 * MS,
-        "causes": {"named": [named], "alike": 0, "ordinary": 3, "slow": 29},
+        "excess_ns": 4020 * MS,
+        "causes": {"named": [named], "ambiguous": 0, "at_base_rate": 3, "slow": 29},
         "phases": [
             {
                 "phase": "unattributed",
                 "place": "decode",
-                "usual_ns": 48 * MS,
+                "baseline_ns": 48 * MS,
                 "slow_ns": 4030 * MS,
-                "more_ns": 3980 * MS,
+                "excess_ns": 3980 * MS,
                 "share": 0.9,
             }
         ],
-        "contrasts": list(contrasts),
+        "concentrations": list(contrasts),
     }
     percentiles = {"p50": 251 * MS, "p90": 1140 * MS, "p99": 3330 * MS, "p99.9": 5350 * MS}
     scope = {
@@ -75,7 +75,7 @@ def answer(*contrasts: dict[str, object], verdict: str = "stands_out", place: st
         "gap_ns": percentiles,
         "ttft": tail,
         "gap": None,
-        "failures": {"requests": 0, "contrasts": [], "by_kv_outcome": {}, "by_outcome": {}},
+        "failures": {"requests": 0, "concentrations": [], "by_kv_outcome": {}, "by_outcome": {}},
     }
     return {
         "since_unix_ns": NOW - 3600 * SECOND,
@@ -132,7 +132,7 @@ def test_period_has_date_and_zone(zone: timezone, output: str) -> None:
 
 
 def test_hosts_that_do_not_stand_out_and_may_be_chance_are_left_out() -> None:
-    noise = [contrast(f"p{i}>d0", asked=2, stands_out=False, perhaps=False) for i in range(2000)]
+    noise = [contrast(f"p{i}>d0", cases=2, stands_out=False, above_chance=False) for i in range(2000)]
     assert "p1>d0" not in "\n".join(shown(answer(*noise, verdict="nothing_stands_out"), 100))
     hint = contrast("p7>d7", stands_out=False)
     assert "p7>d7" in "\n".join(shown(answer(hint, *noise, verdict="nothing_stands_out"), 100))

@@ -39,10 +39,10 @@ def fetch(place: int, at_s: float, took_ms: float, size: int, p: str = "p0", d: 
         direction="p_to_d",
         mode="pull",
         connector="NixlConnector",
-        reader_instance=f"{d}:8000",
-        keeper_instance=f"{p}:8000",
-        reader_host=d,
-        keeper_host=p,
+        consumer_instance=f"{d}:8000",
+        producer_instance=f"{p}:8000",
+        consumer_host=d,
+        producer_host=p,
         outcome="ok",
         duration_ns=round((took_ms + 12) * MS),
         handshake_ns=0,
@@ -102,13 +102,13 @@ def links_json(folder: Path, capsys: Capture, *flags: str) -> dict[str, Any]:
 
 def test_each_link_with_its_figures(folder: Path, capsys: Capture) -> None:
     answer = links_json(folder, capsys)
-    assert [(link["keeper"], link["reader"]) for link in answer["links"]] == [
+    assert [(link["producer"], link["consumer"]) for link in answer["links"]] == [
         ("p1:8000", "d0:8000"),
         ("p0:8000", "d0:8000"),
         ("p2:8000", "d1:8000"),
     ]
     fast, slow, dark = answer["links"]
-    assert (fast["hand_offs"], fast["failed"], fast["timed"]) == (121, 1, 120)
+    assert (fast["kv_fetches"], fast["failed"], fast["timed"]) == (121, 1, 120)
     assert slow["rate"] == pytest.approx(0.3618e9, rel=0.001)
     assert slow["cold_starts_ns"] == [38_100_000_000]
     assert (slow["transport"], slow["slow"]) == ("tcp", True)
@@ -128,13 +128,13 @@ def test_as_it_looks(folder: Path, capsys: Capture, golden: Golden, monkeypatch:
 def test_the_links_that_moved_less_are_told_as_one(folder: Path, capsys: Capture) -> None:
     answer = links_json(folder, capsys, "--limit", "1")
     assert len(answer["links"]) == 1
-    assert answer["other"] == {"links": 2, "hand_offs": 61, "moved_bytes": 60 * 470_000_000, "slow": 1}
+    assert answer["other"] == {"links": 2, "kv_fetches": 61, "moved_bytes": 60 * 470_000_000, "slow": 1}
     assert main(["links", "--data", str(folder), *PERIOD, "--limit", "1"]) == 0
     assert "and 2 more (--limit), 1 of them slow: 61 hand-offs" in capsys.readouterr().out
 
 
 def test_one_peer(folder: Path, capsys: Capture) -> None:
-    assert [link["keeper"] for link in links_json(folder, capsys, "--peer", "p2")["links"]] == ["p2:8000"]
+    assert [link["producer"] for link in links_json(folder, capsys, "--peer", "p2")["links"]] == ["p2:8000"]
 
 
 def test_where_there_is_none(folder: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -164,7 +164,7 @@ def test_a_wrong_flag_says_what_is_valid(folder: Path, capsys: Capture, flags: t
 def test_names_from_outside_paint_no_screen(tmp_path: Path, capsys: Capture) -> None:
     publisher = StorePublisher(tmp_path / "store")
     publisher.open()
-    evil = replace(fetch(1, 1.0, 30, 10**8), keeper_instance="p0\x1b[2J:8000", connector="Nixl\x07Connector")
+    evil = replace(fetch(1, 1.0, 30, 10**8), producer_instance="p0\x1b[2J:8000", connector="Nixl\x07Connector")
     publisher.publish(0, 10, 10, (), (), flat={Table.KV_FETCHES: [evil]})
     publisher.close()
     assert main(["links", "--data", str(tmp_path), *PERIOD]) == 0
@@ -199,7 +199,7 @@ async def test_by_the_API_with_what_is_not_stored_yet(folder: Path, capsys: Capt
         url = f"http://{host}:{port}"
         assert await asyncio.to_thread(main, ["links", "--api", url, *PERIOD, "--json"]) == 0
         answer = json.loads(capsys.readouterr().out)
-        assert [(link["hand_offs"], link["failed"]) for link in answer["links"][:2]] == [(122, 1), (60, 1)]
+        assert [(link["kv_fetches"], link["failed"]) for link in answer["links"][:2]] == [(122, 1), (60, 1)]
         assert await asyncio.to_thread(main, ["links", "--api", url, "--limit", "x"]) == 2
     finally:
         await server.shutdown()

@@ -63,8 +63,8 @@ FETCH = FetchRow(
     direction="p_to_d",
     mode="pull",
     connector="NixlConnector",
-    reader_instance="10.0.0.2:8200",
-    keeper_instance="10.0.0.1:8100",
+    consumer_instance="10.0.0.2:8200",
+    producer_instance="10.0.0.1:8100",
     outcome="ok",
     evidence=("decode:plugin loaded and seen by the scheduler",),
     duration_ns=75 * MS,
@@ -366,7 +366,7 @@ def painted(tmp_path: Path) -> Path:
     publisher = StorePublisher(tmp_path / "store")
     publisher.open()
     spans = [replace(span_row(made), instance=PAINTS, name=PAINTS) for made in SPANS]
-    fetch = replace(FETCH, reader_instance=PAINTS, keeper_instance=PAINTS, connector=PAINTS, client_request_id=PAINTS)
+    fetch = replace(FETCH, consumer_instance=PAINTS, producer_instance=PAINTS, connector=PAINTS, client_request_id=PAINTS)
     publisher.publish(0, 5000, 5000, spans, rows, flat={Table.KV_FETCHES: [fetch]})
     publisher.close()
     return tmp_path

@@ -87,7 +87,7 @@ def test_it_stands_below_the_sentence_on_where_the_time_went(width: int, golden:
     rows, touched = period(CASES["queue"])
     row = rows[touched[4]]
     out = io.StringIO()
-    drawn = render_waterfall(row, (), width, zone=timezone.utc, usual=slowness_text(row, rows))
+    drawn = render_waterfall(row, (), width, zone=timezone.utc, baseline=slowness_text(row, rows))
     Console(file=out, width=width, highlight=False).print(drawn)
     golden(f"cli/waterfall_compared_{width}.txt", "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n")
 
@@ -127,7 +127,7 @@ async def test_a_store_is_asked_for_the_requests_around(way: str, data: Path, ca
         text = " ".join(capsys.readouterr().out.split())
         assert "ms longer than usual for 500-token prompts (1,200 around it): prefill_queue at p0 +388 ms" in text
         assert await asyncio.to_thread(main, ["trace", "r600", "--json", *where]) == 0
-        usual = json.loads(capsys.readouterr().out)["usual"]
+        usual = json.loads(capsys.readouterr().out)["baseline"]
         assert (usual["verdict"], usual["phase"], usual["place"], usual["compared"]) == ("slow", "prefill_queue", "p0", 1200)
     finally:
         await server.shutdown()

@@ -154,7 +154,7 @@ def test_few_requests_cannot_tell() -> None:
 def test_gpus_are_the_engines_seen_unless_they_are_given() -> None:
     samples = [arm(1, engines=1), arm(2, split=True, engines=4)]
     assert [each.goodput.gpus for each in compared(samples).arms] == [1, 4]
-    assert [(each.gpus, each.gpus_told_by) for each in compared(samples, gpus=2).arms] == [(2, "--gpus")] * 2
+    assert [(each.gpus, each.gpus_source) for each in compared(samples, gpus=2).arms] == [(2, "--gpus")] * 2
 
 
 def test_more_gpus_for_the_same_work_lower_the_goodput() -> None:
@@ -218,7 +218,7 @@ def test_gaps_between_tokens_are_not_set_against_gaps_between_chunks() -> None:
 def test_layout_comes_from_rows_then_from_name(name: str, changes: dict[str, Any], layout: str, output: str) -> None:
     made = side_by_side([Arm(name=each, stretches=(stretch(),)) for each in (name, "other")], [arm(1, **changes), arm(2)], GOAL)
     assert made.arms[0].layout == layout
-    assert made.arms[0].layout_told_by.startswith(output)
+    assert made.arms[0].layout_source.startswith(output)
     assert (made.arms[0].notes != ()) == (name == "split" and layout == "collocated")
 
 

@@ -51,7 +51,7 @@ def test_the_phase_and_its_place_are_named(name: str) -> None:
     typical = typical_of(rows)
     found = [cause_of(rows[number], typical) for number in touched]
     assert {(cause.phase, cause.place) for cause in found} == {(expected, place)}
-    assert all(cause.slow and cause.standing for cause in found)
+    assert all(cause.slow and cause.significant for cause in found)
     assert all(80 * MS < cause.excess_ns < 310 * MS for cause in found)
     assert {cause.may_be for cause in found} == {tuple(map(Phase, KV_AND_QUEUE)) if expected is Phase.UNATTRIBUTED else ()}
 
@@ -59,7 +59,7 @@ def test_the_phase_and_its_place_are_named(name: str) -> None:
 def test_a_healthy_period_has_nothing_that_stands_out() -> None:
     rows, _ = period()
     found = causes(requests_of(rows), typical_of(rows))
-    assert not found.standing.any()
+    assert not found.significant.any()
     assert not found.slow.any()
 
 
@@ -83,7 +83,7 @@ def test_two_that_grew_alike_leave_it_open_and_the_host_known() -> None:
     left_open = [cause for cause in found if cause.phase is None]
     assert len(left_open) >= 5  # in the others one is a little more likely than the other
     assert {cause.place for cause in found} == {"p0"}
-    assert {frozenset(cause.alike) for cause in left_open} == {frozenset({Phase.PREFILL_QUEUE, Phase.PREFILL_COMPUTE})}
+    assert {frozenset(cause.ambiguous) for cause in left_open} == {frozenset({Phase.PREFILL_QUEUE, Phase.PREFILL_COMPUTE})}
 
 
 def test_two_at_different_hosts_that_grew_alike_have_no_place() -> None:
@@ -143,7 +143,7 @@ def test_a_place_that_was_not_there_when_it_was_learned_is_named_all_the_same() 
     rows, _ = period()
     new = replace(slower(rows[5], prefill_compute=400), prefill_host="p9", decode_host="d9")
     cause = cause_of(new, typical_of(rows))
-    assert (cause.phase, cause.place, cause.standing) == (Phase.PREFILL_COMPUTE, "p9", False)
+    assert (cause.phase, cause.place, cause.significant) == (Phase.PREFILL_COMPUTE, "p9", False)
 
 
 def test_prompts_that_are_all_alike_make_one_band() -> None:
@@ -214,7 +214,7 @@ def test_luck_in_one_phase_does_not_hide_what_grew_in_another() -> None:
     found = [cause_of(rows[number], typical) for number in touched]
     assert all(cause.late_ns is not None and cause.late_ns < 0 for cause in found)
     assert {(cause.phase, cause.place) for cause in found} == {(Phase.PREFILL_COMPUTE, "p1")}
-    assert not any(cause.slow or cause.standing for cause in found)
+    assert not any(cause.slow or cause.significant for cause in found)
 
 
 def test_large_growths_stand_out_where_small_ones_are_common() -> None:
@@ -222,5 +222,5 @@ def test_large_growths_stand_out_where_small_ones_are_common() -> None:
     rows, touched = period(lambda row: {"prefill_queue": 1000} if row.prefill_host == "p0" else {})
     rows = [slower(row, prefill_queue=100) if random.random() < 0.45 else row for row in rows]
     found = causes(requests_of(rows), typical_of(rows))
-    assert found.standing[touched].mean() > 0.9
-    assert not found.standing[[number for number in range(len(rows)) if number not in touched]].any()
+    assert found.significant[touched].mean() > 0.9
+    assert not found.significant[[number for number in range(len(rows)) if number not in touched]].any()

@@ -53,7 +53,7 @@ def test_a_second_value_is_found_among_what_the_first_leaves() -> None:
 def test_lift_is_the_ratio_of_the_shares_and_lies_within_its_interval() -> None:
     found = {(c.dimension, c.value): c for c in contrasts(groups({("p0", "d0"): 30, ("p1", "d1"): 10}))}
     host = found["prefill_host", "p0"]
-    assert (host.asked, host.others, host.asked_share, host.others_share) == (30, 500, 0.75, 0.5)
+    assert (host.cases, host.controls, host.cases_share, host.controls_share) == (30, 500, 0.75, 0.5)
     assert host.lift == 1.5
     assert host.low is not None
     assert host.high is not None

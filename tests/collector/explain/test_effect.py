@@ -37,21 +37,21 @@ def with_gap(row: RequestRow, gap_ns: int) -> RequestRow:
     return replace(row, gap_max_ns=gap_ns, gap_sketch=sketch.encode())
 
 
-def waiting(row: RequestRow, phase: str, more_ns: int) -> RequestRow:
-    phases = tuple(replace(p, duration_ns=p.duration_ns + more_ns) if p.phase == phase else p for p in row.phases)
-    return replace(row, phases=phases, ttft_token_ns=(row.ttft_token_ns or 0) + more_ns)
+def waiting(row: RequestRow, phase: str, excess_ns: int) -> RequestRow:
+    phases = tuple(replace(p, duration_ns=p.duration_ns + excess_ns) if p.phase == phase else p for p in row.phases)
+    return replace(row, phases=phases, ttft_token_ns=(row.ttft_token_ns or 0) + excess_ns)
 
 
 @pytest.mark.parametrize(
-    ("more_ns", "verdict"),
+    ("excess_ns", "verdict"),
     [
         pytest.param(MS, TailVerdict.NOTHING, id="a tenth longer"),
         pytest.param(60 * MS, TailVerdict.STANDS_OUT, id="seven times as long"),
     ],
 )
-def test_gaps_that_are_hardly_longer_are_nobodys_fault(tmp_path: Path, more_ns: int, verdict: TailVerdict) -> None:
+def test_gaps_that_are_hardly_longer_are_nobodys_fault(tmp_path: Path, excess_ns: int, verdict: TailVerdict) -> None:
     made = [
-        with_gap(row, (row.gap_max_ns or 0) + more_ns) if row.decode_host == "d1" and index % 40 == 3 else row
+        with_gap(row, (row.gap_max_ns or 0) + excess_ns) if row.decode_host == "d1" and index % 40 == 3 else row
         for index, row in enumerate(rows())
     ]
     scope = scope_of(tmp_path, made)
@@ -67,7 +67,7 @@ def test_a_cause_of_a_few_requests_is_chance(tmp_path: Path, requests: int, name
     causes = explained_period(scope_of(tmp_path, made).ttft).causes
     assert causes is not None
     assert [(each.phase, each.place) for each in causes.named] == named
-    assert causes.ordinary == causes.slow - sum(each.requests for each in causes.named) - causes.alike
+    assert causes.at_base_rate == causes.slow - sum(each.requests for each in causes.named) - causes.ambiguous
 
 
 def test_the_sentence_says_what_the_table_shows(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_the_sentence_says_what_the_table_shows(tmp_path: Path) -> None:
     made = [waiting(row, "router_and_hops", 900 * MS) if i in [*on_link, *elsewhere] else row for i, row in enumerate(rows())]
     scope = scope_of(tmp_path, made)
     assert explained_period(scope.ttft).verdict is TailVerdict.NOTHING
-    perhaps = [each for each in explained_period(scope.ttft).contrasts if each.perhaps]
+    perhaps = [each for each in explained_period(scope.ttft).concentrations if each.above_chance]
     first = summary(scope)[0]
     assert perhaps
     assert f"{perhaps[0].value} has more of them" in first

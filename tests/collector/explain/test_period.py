@@ -48,10 +48,10 @@ def rows(count: int, seed: int = 5) -> list[RequestRow]:
     return made
 
 
-def waiting(row: RequestRow, phase: str, more_ns: int) -> RequestRow:
+def waiting(row: RequestRow, phase: str, excess_ns: int) -> RequestRow:
     """Return the row with one phase longer."""
-    phases = tuple(replace(p, duration_ns=p.duration_ns + more_ns) if p.phase == phase else p for p in row.phases)
-    return replace(row, phases=phases, ttft_token_ns=(row.ttft_token_ns or 0) + more_ns)
+    phases = tuple(replace(p, duration_ns=p.duration_ns + excess_ns) if p.phase == phase else p for p in row.phases)
+    return replace(row, phases=phases, ttft_token_ns=(row.ttft_token_ns or 0) + excess_ns)
 
 
 @dataclass
@@ -257,7 +257,7 @@ def test_too_few_requests_are_no_ground_for_a_cause(store: Store) -> None:
     store.publish(rows(NEEDED - 1))
     tail = store.edge().ttft
     assert tail is not None
-    assert (tail.verdict, tail.contrasts, tail.causes) == (TailVerdict.CANNOT_TELL, (), None)
+    assert (tail.verdict, tail.concentrations, tail.causes) == (TailVerdict.CANNOT_TELL, (), None)
 
 
 def test_a_host_where_one_phase_waits_is_named_with_it(store: Store) -> None:
@@ -272,13 +272,13 @@ def test_a_host_where_one_phase_waits_is_named_with_it(store: Store) -> None:
     assert tail.causes is not None
     assert tail.verdict is TailVerdict.STANDS_OUT
     assert [(named.phase, named.place) for named in tail.causes.named] == [("prefill_queue", "p1")]
-    assert tail.causes.named[0].more_ns == pytest.approx(2 * 10**9, rel=0.02)
+    assert tail.causes.named[0].excess_ns == pytest.approx(2 * 10**9, rel=0.02)
     assert tail.phases[0].phase == "prefill_queue"
     assert sum(phase.share for phase in tail.phases) == pytest.approx(1)
-    assert [(c.dimension, c.value) for c in tail.contrasts if c.stands_out] == [("prefill_host", "p1")]
+    assert [(c.dimension, c.value) for c in tail.concentrations if c.stands_out] == [("prefill_host", "p1")]
     first = store.edge(fast=True).ttft
     assert first is not None
-    assert [(c.dimension, c.value) for c in first.contrasts if c.stands_out] == [("prefill_host", "p1")]
+    assert [(c.dimension, c.value) for c in first.concentrations if c.stands_out] == [("prefill_host", "p1")]
 
 
 def test_in_a_healthy_period_nothing_stands_out(store: Store) -> None:
@@ -298,7 +298,7 @@ def test_time_without_evidence_is_told_by_the_process_that_it_lies_in(store: Sto
     )
     tail = store.edge().ttft
     assert tail is not None
-    by_place = {phase.place: phase.usual_ns for phase in tail.phases if phase.phase == "unattributed"}
+    by_place = {phase.place: phase.baseline_ns for phase in tail.phases if phase.phase == "unattributed"}
     assert by_place["prefill"] == 7 * 10**6
     assert by_place["path"] == 2 * 10**6, "what the phases leave of the time is not told by anyone"
 

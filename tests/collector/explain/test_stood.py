@@ -145,7 +145,7 @@ def named(folder: Path, rows: list[RequestRow]) -> list[TailCause]:
 def test_it_is_told_once_with_the_phases_it_was_in(tmp_path: Path) -> None:
     rows = made(14, ("unattributed", "first_step"))
     (found,) = named(tmp_path / "a", rows)
-    assert (found.why, found.place, found.requests, found.more_ns) == ("host_pause", "d1", 14, 850 * MS)
+    assert (found.why, found.place, found.requests, found.excess_ns) == ("host_pause", "d1", 14, 850 * MS)
     assert set(found.phases) == {"unattributed", "first_step"}
     assert found.phase == found.phases[0]
     output = " ".join(summary(scope_of(tmp_path / "b", rows)))
@@ -240,7 +240,7 @@ def test_a_pause_without_a_reason_in_a_step_that_computed_is_the_steps() -> None
         steps=1,
         full=True,
         prefill_tokens=4000,
-        usual_ns=1 * MS,
+        baseline_ns=1 * MS,
     )
     assert kept(split(), step, pause(Role.PREFILL, 25, 70, "held"))[0] in (None, *range(25))
     assert kept(split(), step, pause(Role.PREFILL, 25, 70, "throttled"))[0] == 70

@@ -17,10 +17,10 @@ def test_a_slow_request_is_told_by_how_much_and_why() -> None:
     row = rows[touched[10]]
     found = against(row, requests_of(rows), STARTED, STARTED + 1)
     assert found is not None
-    assert (found.verdict, found.phase, found.place, found.standing) == (RequestVerdict.SLOW, "prefill_queue", "p0", True)
+    assert (found.verdict, found.phase, found.place, found.significant) == (RequestVerdict.SLOW, "prefill_queue", "p0", True)
     assert found.late_ns is not None
-    assert found.usual_ttft_ns is not None
-    assert found.late_ns + found.usual_ttft_ns == row.ttft_token_ns
+    assert found.baseline_ttft_ns is not None
+    assert found.late_ns + found.baseline_ttft_ns == row.ttft_token_ns
     assert 350 * MS < found.late_ns < 450 * MS
     assert found.uncached_tokens == row.prompt_tokens
     assert found.compared == len(rows)
@@ -30,14 +30,14 @@ def test_only_one_that_is_slow_is_no_sign_of_more() -> None:
     rows, _ = period()
     found = against(slower(rows[5], first_step=200), requests_of(rows), STARTED, STARTED + 1)
     assert found is not None
-    assert (found.verdict, found.phase, found.standing) == (RequestVerdict.SLOW, "first_step", False)
+    assert (found.verdict, found.phase, found.significant) == (RequestVerdict.SLOW, "first_step", False)
 
 
 def test_one_as_the_others_is_usual() -> None:
     rows, _ = period()
     found = against(rows[3], requests_of(rows), STARTED, STARTED + 1)
     assert found is not None
-    assert found.verdict is RequestVerdict.USUAL
+    assert found.verdict is RequestVerdict.NOT_SLOW
 
 
 def test_too_few_others_say_nothing() -> None:

@@ -80,7 +80,7 @@ def busy_s(flights: list[Flight]) -> float:
 def test_L40S_the_link_is_named_slow_with_its_rate_and_what_it_goes_over() -> None:
     run = emulated("l40s-split")
     (line,) = run.lines
-    assert (line.figures.link.keeper, line.figures.link.reader) == ("p0:8000", "d0:8000")
+    assert (line.figures.link.producer, line.figures.link.consumer) == ("p0:8000", "d0:8000")
     assert line.figures.hand_offs == len(run.flights)
     truth = sum(flight.kv_bytes for flight in run.flights) / busy_s(run.flights)
     assert line.figures.rate == pytest.approx(truth, rel=0.01)

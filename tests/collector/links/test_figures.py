@@ -83,8 +83,8 @@ def test_B19_an_abort_without_an_end_gives_no_time_and_no_rate() -> None:
         version=1,
         number=0,
         span_id="3" * 16,
-        reader_instance="d0:8000",
-        keeper_instance="p0:8000",
+        consumer_instance="d0:8000",
+        producer_instance="p0:8000",
         outcome="aborted",
         posted_ns=5 * MS,
         bytes_expected=10**9,
@@ -160,15 +160,15 @@ def test_what_is_open_or_withdrawn_moves_nothing() -> None:
 
 
 def test_a_keeper_that_gave_no_evidence_is_named_by_its_side_channel() -> None:
-    (one,) = of_rows([fetch_row(1, keeper_instance=None, keeper_host=None, keeper_address="10.0.0.4:5600")])
-    assert (one.link.keeper, one.link.hosts) == ("10.0.0.4:5600", "")
+    (one,) = of_rows([fetch_row(1, producer_instance=None, producer_host=None, producer_address="10.0.0.4:5600")])
+    assert (one.link.producer, one.link.hosts) == ("10.0.0.4:5600", "")
 
 
 def test_each_pair_and_direction_is_a_link() -> None:
     rows = [
         fetch_row(1),
-        fetch_row(2, keeper_instance="p1:8000"),
-        fetch_row(3, direction="d_to_p", keeper_instance="d0:8000", reader_instance="p0:8000"),
+        fetch_row(2, producer_instance="p1:8000"),
+        fetch_row(3, direction="d_to_p", producer_instance="d0:8000", consumer_instance="p0:8000"),
     ]
     assert list(by_link(of_rows(rows))) == [
         ("p0:8000", "d0:8000", False),

@@ -129,7 +129,7 @@ def test_PCIe_between_hosts_tells_nothing_of_what_lies_between_them() -> None:
     fetched = [hand_off(2.0 + 4.0 * n, 0.04, link=link) for n in range(27)]
     (found,) = link_lines(fetched, counted(gpu(1, pcie=(nothing, by(fetched)))))
     assert found.transport.transport is Transport.UNKNOWN
-    assert any("GPU-1 at h received" in each for each in found.transport.looked_at)
+    assert any("GPU-1 at h received" in each for each in found.transport.examined)
 
 
 def test_shared_memory_by_the_log_alone() -> None:

@@ -169,7 +169,10 @@ def test_B18_the_peak_is_beside_the_mean() -> None:
 def pair(hand_offs: Sequence[HandOff], device: Device, times: float = 1.03) -> list[Host]:
     link = hand_offs[0].link
     moved = by(hand_offs, times=times)
-    return [Host(host=link.keeper_host, device=device, sent=moved), Host(host=link.reader_host, device=device, received=moved)]
+    return [
+        Host(host=link.producer_host, device=device, sent=moved),
+        Host(host=link.consumer_host, device=device, received=moved),
+    ]
 
 
 def test_tcp_though_both_hosts_have_rdma() -> None:
@@ -230,7 +233,7 @@ def test_the_only_port_of_several_far_from_its_limit_is_no_finding() -> None:
 def test_without_samples_and_lines_it_is_unknown_and_says_what_would_tell() -> None:
     found = line(run())
     assert found.transport.transport is Transport.UNKNOWN
-    assert "sidecars beside the engines" in found.transport.looked_at[0]
+    assert "sidecars beside the engines" in found.transport.examined[0]
 
 
 def test_where_nothing_moved_it_is_unknown_and_says_what_was_looked_at() -> None:
@@ -239,7 +242,7 @@ def test_where_nothing_moved_it_is_unknown_and_says_what_was_looked_at() -> None
     found = line(fetched, devices(hosts, UNTIL_S))
     assert found.transport.transport is Transport.UNKNOWN
     assert any(
-        "the loopback of h received 0.00 bytes for each byte fetched: not by them" in each for each in found.transport.looked_at
+        "the loopback of h received 0.00 bytes for each byte fetched: not by them" in each for each in found.transport.examined
     )
 
 

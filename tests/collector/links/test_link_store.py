@@ -75,7 +75,7 @@ async def link_report(root: Path, mode: str = "pull") -> dict[str, Any]:
 async def test_a_pull_and_a_line_of_ucx_become_a_link(tmp_path: Path) -> None:
     answer = await link_report(tmp_path)
     (link,) = answer["links"]
-    assert (link["keeper"], link["reader"], link["hand_offs"], link["timed"]) == ("prefill:8000", "decode:8000", 1, 1)
+    assert (link["producer"], link["consumer"], link["kv_fetches"], link["timed"]) == ("prefill:8000", "decode:8000", 1, 1)
     assert (link["busy_ns"], link["moved_bytes"]) == (59 * MS, 64 * 32768)
     assert link["transport"] == "tcp"
     assert link["evidence"] == ["the log of decode:8000 names tcp on eth0 as the lane of remote reads (ucx.lanes)"]

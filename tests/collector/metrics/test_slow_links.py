@@ -25,10 +25,10 @@ from handrail_collector.store.schema import Table
 def crawling(number: int, pair: int = 0) -> FetchRow:
     """Return a hand-off of 100 MB in a second, between two hosts."""
     ends = {
-        "keeper_instance": f"p{pair}:8000",
-        "keeper_host": f"p{pair}",
-        "reader_instance": f"d{pair}:8000",
-        "reader_host": f"d{pair}",
+        "producer_instance": f"p{pair}:8000",
+        "producer_host": f"p{pair}",
+        "consumer_instance": f"d{pair}:8000",
+        "consumer_host": f"d{pair}",
     }
     return fetch_row(2 * number, transfer_ns=S, duration_ns=2 * S, **ends)
 

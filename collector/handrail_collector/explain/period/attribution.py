@@ -74,9 +74,8 @@ class Attribution:
     ``excess_ns``: by how much the leading phase grew.
     ``late_ns``: how much later than typical the first token came; NaN where there is none. ``slow``: late enough to need a cause.
     ``surplus``: the share of such growths, at that place and time, beyond the ordinary (the attributable fraction).
-    ``standing``: slow, and such growths are so much more frequent at that place and time than elsewhere that chance is excluded.
-    A
-    finding may rest on it.
+    ``significant``: slow, and such growths are so much more frequent at that place and time that chance is excluded.
+    A finding may rest on it.
     """
 
     leading: Ints
@@ -87,14 +86,14 @@ class Attribution:
     late_ns: Floats
     slow: Bools
     surplus: Floats
-    standing: Bools
+    significant: Bools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCause:
     """The cause of one request; see ``Attribution``.
 
-    ``phase`` None: nothing grew, or either of the two in ``alike`` may have grown most.
+    ``phase`` None: nothing grew, or either of the two in ``ambiguous`` may have grown most.
     ``may_be``: the phases that ``unattributed`` may hide.
     """
 
@@ -103,8 +102,8 @@ class RequestCause:
     excess_ns: int
     late_ns: int | None
     slow: bool
-    standing: bool
-    alike: tuple[Phase, ...] = ()
+    significant: bool
+    ambiguous: tuple[Phase, ...] = ()
     may_be: tuple[Phase, ...] = ()
 
 
@@ -133,7 +132,7 @@ def causes(requests: RequestColumns, typical: Baseline) -> Attribution:
         late_ns=late,
         slow=slow,
         surplus=surplus[every, first],
-        standing=standing[every, first] & grew & slow,
+        significant=standing[every, first] & grew & slow,
     )
 
 
@@ -181,7 +180,7 @@ def cause_of(row: RequestRow, typical: Baseline) -> RequestCause:
         excess_ns=round(float(found.excess_ns[0])),
         late_ns=round(late) if np.isfinite(late) else None,
         slow=bool(found.slow[0]),
-        standing=bool(found.standing[0]),
-        alike=() if clear else tuple(leading),
+        significant=bool(found.significant[0]),
+        ambiguous=() if clear else tuple(leading),
         may_be=tuple(Phase(name) for name in hidden),
     )

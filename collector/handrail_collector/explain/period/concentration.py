@@ -38,23 +38,23 @@ class CaseControlStratum:
 class Concentration:
     """One value of one dimension, with its shares among cases and controls.
 
-    ``asked``: cases with the value; ``others``: controls with it.
+    ``cases``: cases with the value; ``controls``: controls with it.
     ``lift``, ``low``, ``high``: None where no control has the value.
-    ``perhaps``: enough cases have it, and more often than the interval leaves to chance. Without
+    ``above_chance``: enough cases have it, and more often than the interval leaves to chance. Without
     ``stands_out`` it is only a hint.
     """
 
     dimension: str
     value: str
-    asked: int
-    asked_share: float
-    others: int
-    others_share: float
+    cases: int
+    cases_share: float
+    controls: int
+    controls_share: float
     lift: float | None
     low: float | None
     high: float | None
     stands_out: bool
-    perhaps: bool
+    above_chance: bool
 
 
 def contrasts(groups: Sequence[CaseControlStratum], *, telling: bool = True) -> list[Concentration]:
@@ -75,7 +75,7 @@ def contrasts(groups: Sequence[CaseControlStratum], *, telling: bool = True) -> 
         if several[dimension] > 1
     ]
     order = {key: place for place, key in enumerate(standing)}
-    return sorted(found, key=lambda c: (order.get((c.dimension, c.value), MOST), -c.asked, c.dimension, c.value))
+    return sorted(found, key=lambda c: (order.get((c.dimension, c.value), MOST), -c.cases, c.dimension, c.value))
 
 
 def likelihood(query: int, others: int, all_requested: int, all_others: int) -> float:
@@ -142,15 +142,15 @@ def _contrast(dimension: str, value: str, a: int, query: int, o: int, others: in
     return Concentration(
         dimension=dimension,
         value=value,
-        asked=a,
-        asked_share=a / query,
-        others=o,
-        others_share=o / others,
+        cases=a,
+        cases_share=a / query,
+        controls=o,
+        controls_share=o / others,
         lift=lift,
         low=low,
         high=high,
         stands_out=stands_out,
-        perhaps=a >= max(LEAST_REQUESTS, LEAST_SHARE * query) and (low is None or low > 1),
+        above_chance=a >= max(LEAST_REQUESTS, LEAST_SHARE * query) and (low is None or low > 1),
     )
 
 

@@ -52,7 +52,7 @@ class TailVerdict(str, Enum):
 class Tail:
     """The slowest 1 % of a measure against the middle half.
 
-    ``longer_ns``: how much longer they took on average. ``placed``: how many of them have a host.
+    ``excess_ns``: how much longer they took on average. ``located``: how many of them have a host.
     ``unattributed_share``: the share of that difference that no evidence explains.
     ``phases`` and ``causes`` only for ``ttft``; ``causes`` only in the exact answer, and only where they are much longer.
     """
@@ -60,27 +60,27 @@ class Tail:
     measure: Measure
     verdict: TailVerdict
     requests: int
-    placed: int
+    located: int
     from_ns: int
-    usual_requests: int
-    usual_from_ns: int
-    usual_to_ns: int
-    usual_mean_ns: int
+    baseline_requests: int
+    baseline_from_ns: int
+    baseline_to_ns: int
+    baseline_mean_ns: int
     slow_mean_ns: int
     phases: tuple[PhaseMore, ...]
     unattributed_share: float | None
-    contrasts: tuple[Concentration, ...]
+    concentrations: tuple[Concentration, ...]
     causes: TailCauses | None
 
     @property
-    def longer_ns(self) -> int:
+    def excess_ns(self) -> int:
         """How much longer the slow ones took."""
-        return self.slow_mean_ns - self.usual_mean_ns
+        return self.slow_mean_ns - self.baseline_mean_ns
 
     @property
     def much_longer(self) -> bool:
         """Whether they took enough longer to look for a cause."""
-        return much_longer(self.measure, self.from_ns, self.usual_mean_ns)
+        return much_longer(self.measure, self.from_ns, self.baseline_mean_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class Failures:
     requests: int
     by_outcome: Mapping[str, int]
     by_kv_outcome: Mapping[str, int]  # of all requests, without plain successes
-    contrasts: tuple[Concentration, ...]
+    concentrations: tuple[Concentration, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +217,7 @@ def _tail(measure: Measure, cells: pa.Table, quantiles: Quantiles | None, tail_a
     cells = _in_parts(cells, quantiles)
     parts = {part: cells.filter(pc.equal(cells["part"], part)) for part in (SLOW, USUAL)}
     slow, usual = parts[SLOW], parts[USUAL]
-    slow_requests, usual_requests = _sum(slow, "requests"), _sum(usual, "requests")
+    slow_requests, baseline_requests = _sum(slow, "requests"), _sum(usual, "requests")
     cuts = quantiles.cuts
     enough = quantiles.counted >= NEEDED
     phases = _phases(usual, slow) if measure is Measure.TTFT else []
@@ -231,16 +231,16 @@ def _tail(measure: Measure, cells: pa.Table, quantiles: Quantiles | None, tail_a
         measure=measure,
         verdict=TailVerdict.CANNOT_TELL if not enough else TailVerdict.STANDS_OUT if stands_out else TailVerdict.NOTHING,
         requests=slow_requests,
-        placed=sum(group.cases for group in groups if any(group.values[: len(PLACES)])),
+        located=sum(group.cases for group in groups if any(group.values[: len(PLACES)])),
         from_ns=cuts.slow_from_ns,
-        usual_requests=usual_requests,
-        usual_from_ns=cuts.usual_from_ns,
-        usual_to_ns=cuts.usual_to_ns,
-        usual_mean_ns=_mean(usual),
+        baseline_requests=baseline_requests,
+        baseline_from_ns=cuts.baseline_from_ns,
+        baseline_to_ns=cuts.baseline_to_ns,
+        baseline_mean_ns=_mean(usual),
         slow_mean_ns=_mean(slow),
         phases=tuple(phases),
         unattributed_share=unattributed,
-        contrasts=tuple(found),
+        concentrations=tuple(found),
         causes=causes,
     )
 
@@ -250,7 +250,7 @@ def _in_parts(cells: pa.Table, quantiles: Quantiles) -> pa.Table:
     if "part" in cells.column_names:
         return cells
     low, high, slow = (
-        _bin(value) for value in (quantiles.cuts.usual_from_ns, quantiles.cuts.usual_to_ns, quantiles.cuts.slow_from_ns)
+        _bin(value) for value in (quantiles.cuts.baseline_from_ns, quantiles.cuts.baseline_to_ns, quantiles.cuts.slow_from_ns)
     )
     parts = [
         OTHER if place is None else SLOW if place >= slow else USUAL if low <= place <= high else OTHER
@@ -292,7 +292,7 @@ def _failures(cells: pa.Table) -> Failures:
         requests=_sum(query, "requests"),
         by_outcome=_by(query, "outcome"),
         by_kv_outcome={name: count for name, count in kv_outcomes.items() if name not in ("ok", "unknown")},
-        contrasts=tuple(contrasts(groups)),
+        concentrations=tuple(contrasts(groups)),
     )
 
 

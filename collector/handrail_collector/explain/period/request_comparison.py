@@ -19,7 +19,7 @@ class RequestVerdict(str, Enum):
     """What can be concluded about the request's TTFT."""
 
     SLOW = "slow"
-    USUAL = "usual"
+    NOT_SLOW = "not_slow"
     CANNOT_TELL = "cannot_tell"  # too few requests around it
 
 
@@ -27,11 +27,11 @@ class RequestVerdict(str, Enum):
 class BaselineComparison:
     """One request against the ``compared`` ones of its scope and model in that time.
 
-    ``usual_ttft_ns``: typical of prompts with as many tokens to compute.
+    ``baseline_ttft_ns``: typical of prompts with as many tokens to compute.
     ``phase``: the phase that likely grew most, by ``excess_ns`` at ``place`` (a host, a link ``P>D``, "router", or ""). None:
     none
-    grew, or one of those in ``alike`` may have grown most.
-    ``standing``: such growths are much more frequent at that place and time than elsewhere.
+    grew, or one of those in ``ambiguous`` may have grown most.
+    ``significant``: such growths are much more frequent at that place and time than elsewhere.
     """
 
     verdict: RequestVerdict
@@ -40,14 +40,14 @@ class BaselineComparison:
     compared: int
     needed: int = LEAST_REQUESTS
     uncached_tokens: int | None = None
-    usual_ttft_ns: int | None = None
+    baseline_ttft_ns: int | None = None
     late_ns: int | None = None
     phase: str | None = None
     place: str = ""
     excess_ns: int = 0
-    alike: tuple[str, ...] = ()
+    ambiguous: tuple[str, ...] = ()
     may_be: tuple[str, ...] = ()
-    standing: bool = False
+    significant: bool = False
 
 
 def against(row: RequestRow, others: RequestColumns, since_unix_ns: int, until_unix_ns: int) -> BaselineComparison | None:
@@ -67,16 +67,16 @@ def against(row: RequestRow, others: RequestColumns, since_unix_ns: int, until_u
     assert cause.late_ns is not None
     return replace(
         nothing,
-        verdict=RequestVerdict.SLOW if cause.slow else RequestVerdict.USUAL,
+        verdict=RequestVerdict.SLOW if cause.slow else RequestVerdict.NOT_SLOW,
         uncached_tokens=None if row.prompt_tokens is None else row.prompt_tokens - (row.cached_tokens or 0),
-        usual_ttft_ns=row.ttft_token_ns - cause.late_ns,
+        baseline_ttft_ns=row.ttft_token_ns - cause.late_ns,
         late_ns=cause.late_ns,
         phase=cause.phase.value if cause.phase is not None else None,
         place=cause.place,
         excess_ns=cause.excess_ns,
-        alike=tuple(phase.value for phase in cause.alike),
+        ambiguous=tuple(phase.value for phase in cause.ambiguous),
         may_be=tuple(phase.value for phase in cause.may_be),
-        standing=cause.standing,
+        significant=cause.significant,
     )
 
 

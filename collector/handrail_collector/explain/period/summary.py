@@ -56,9 +56,9 @@ def to_json(answer: PeriodAnswer) -> dict[str, Any]:
         scope["summary"] = summary(made)
         for name, tail in (("ttft", made.ttft), ("gap", made.gap)):
             if tail is not None:
-                scope[name] |= {"measure": tail.measure.value, "verdict": tail.verdict.value, "longer_ns": tail.longer_ns}
+                scope[name] |= {"measure": tail.measure.value, "verdict": tail.verdict.value, "excess_ns": tail.excess_ns}
                 for phase, of in zip(scope[name]["phases"], tail.phases, strict=True):
-                    phase["more_ns"] = of.more_ns
+                    phase["excess_ns"] = of.excess_ns
     return plain
 
 
@@ -73,14 +73,14 @@ def _ttft(scope: ScopeAnswer) -> list[str]:
         ]
     slow = (
         f"the slowest 1 % ({_count(tail.requests)}, TTFT {format_duration(tail.from_ns)} or more) waited "
-        f"{format_duration(tail.longer_ns)} longer than the middle half"
+        f"{format_duration(tail.excess_ns)} longer than the middle half"
     )
     if tail.verdict is TailVerdict.NOTHING:
         return [f"Nothing stands out: {slow}{_nowhere(tail)}.", *_spread(tail)]
     lines = [f"{slow[0].upper()}{slow[1:]}."]
     if tail.causes is not None and tail.causes.named:
         lines.append(_named(tail))
-    lines += [_place(contrast) for contrast in standing(tail.contrasts)[:_MAX_CAUSES]]
+    lines += [_place(contrast) for contrast in standing(tail.concentrations)[:_MAX_CAUSES]]
     if tail.causes is None or not tail.causes.named:
         lines += _spread(tail)
     elif tail.unattributed_share is not None and tail.unattributed_share > _LITTLE:
@@ -96,15 +96,15 @@ def _nowhere(tail: Tail) -> str:
     if not tail.much_longer:
         least = format_duration(LEAST_LONGER_NS[tail.measure])
         return f"; that is too little to ask why (from {TIMES_LONGER} times as long and {least} more on it is)"
-    hints = [contrast for contrast in tail.contrasts if contrast.perhaps]
+    hints = [contrast for contrast in tail.concentrations if contrast.above_chance]
     if hints:
         first = hints[0]
         where = WHERE[first.dimension].format(first.value)
-        shares = f"{_percent(first.asked_share)} against {_percent(first.others_share)}"
+        shares = f"{_percent(first.cases_share)} against {_percent(first.controls_share)}"
         return f"; {where} has more of them ({shares}), but not by enough to be named for it"
-    if any(contrast.dimension in PLACES for contrast in tail.contrasts):
+    if any(contrast.dimension in PLACES for contrast in tail.concentrations):
         return ", and no host or link has clearly more of them than of the others"
-    return "" if tail.placed else "; nobody told their hosts"
+    return "" if tail.located else "; nobody told their hosts"
 
 
 def _named(tail: Tail) -> str:
@@ -113,10 +113,10 @@ def _named(tail: Tail) -> str:
     parts = [f"{_percent(each.share)} {_cause(each)}" for each in causes.named[:_MAX_CAUSES]]
     more = sum(each.requests for each in causes.named[_MAX_CAUSES:])
     rest = [f"{_percent(more / causes.slow)} other causes listed below"] if more else []
-    if causes.alike:
-        rest.append(f"{_percent(causes.alike / causes.slow)} two phases that grew alike")
-    if causes.ordinary:
-        rest.append(f"{_percent(causes.ordinary / causes.slow)} nothing out of the ordinary")
+    if causes.ambiguous:
+        rest.append(f"{_percent(causes.ambiguous / causes.slow)} two phases that grew alike")
+    if causes.at_base_rate:
+        rest.append(f"{_percent(causes.at_base_rate / causes.slow)} nothing out of the ordinary")
     text = "; ".join([*parts, *rest])
     return f"All of them: {text.partition(' % ')[2]}." if len(parts) == 1 and not rest else f"Of them: {text}."
 
@@ -125,19 +125,19 @@ def _cause(named: TailCause) -> str:
     where = f" at {named.place}" if named.place else ""
     if named.why:
         phases = f", in {_either(named.phases)}" if named.phases else ""
-        return f"{named.why}{where} (the engine's process stood still for {format_duration(named.more_ns)} on average{phases})"
+        return f"{named.why}{where} (the engine's process stood still for {format_duration(named.excess_ns)} on average{phases})"
     hidden = f", which may hide {_either(named.may_be)}" if named.may_be and named.phase == Phase.UNATTRIBUTED.value else ""
-    return f"{named.phase}{where} (+{format_duration(named.more_ns)} on average{hidden})"
+    return f"{named.phase}{where} (+{format_duration(named.excess_ns)} on average{hidden})"
 
 
 def _spread(tail: Tail) -> list[str]:
     """Return which phases make up the difference."""
-    grown = [phase for phase in tail.phases if phase.more_ns > 0 and phase.share >= _LITTLE][:_MAX_CAUSES]
+    grown = [phase for phase in tail.phases if phase.excess_ns > 0 and phase.share >= _LITTLE][:_MAX_CAUSES]
     if not grown:
         return []
     text = ", ".join(f"{_percent(phase.share)} {_phase(phase)}" for phase in grown)
     size = tail.causes.by_size_ns if tail.causes is not None else 0
-    longer = f" Longer prompts account for {format_duration(size)} of it." if size > _LITTLE * tail.longer_ns else ""
+    longer = f" Longer prompts account for {format_duration(size)} of it." if size > _LITTLE * tail.excess_ns else ""
     return [f"The difference is {text}.{longer}"]
 
 
@@ -147,7 +147,7 @@ def _phase(phase: PhaseMore) -> str:
 
 def _place(contrast: Concentration, others: str = "middle half") -> str:
     what = WHERE[contrast.dimension].format(contrast.value)
-    return f"{_percent(contrast.asked_share)} of them have {what}, but {_percent(contrast.others_share)} of the {others}."
+    return f"{_percent(contrast.cases_share)} of them have {what}, but {_percent(contrast.controls_share)} of the {others}."
 
 
 def _gaps(scope: ScopeAnswer) -> list[str]:
@@ -155,7 +155,7 @@ def _gaps(scope: ScopeAnswer) -> list[str]:
     if tail is None or tail.verdict is not TailVerdict.STANDS_OUT:
         return []
     lines = [f"The longest stream gaps ({format_duration(tail.from_ns)} or more, {_count(tail.requests)}):"]
-    lines += [_place(contrast) for contrast in standing(tail.contrasts)[:_MAX_CAUSES]]
+    lines += [_place(contrast) for contrast in standing(tail.concentrations)[:_MAX_CAUSES]]
     return [" ".join(lines)]
 
 
@@ -195,7 +195,7 @@ def _failed(scope: ScopeAnswer) -> list[str]:
         return ["No request failed."]
     kinds = ", ".join(f"{count:,} {name}" for name, count in list(failures.by_outcome.items())[:_MAX_CAUSES])
     text = f"{_count(failures.requests)} failed ({_percent(failures.requests / scope.requests)}): {kinds}."
-    places = [_place(contrast, "others") for contrast in standing(failures.contrasts)[:_MAX_CAUSES]]
+    places = [_place(contrast, "others") for contrast in standing(failures.concentrations)[:_MAX_CAUSES]]
     return [" ".join([text, *places])]
 
 

@@ -63,14 +63,14 @@ class PhaseMore:
 
     phase: str
     place: str
-    usual_ns: int
+    baseline_ns: int
     slow_ns: int
     share: float  # of the whole difference; negative where the phase was shorter
 
     @property
-    def more_ns(self) -> int:
+    def excess_ns(self) -> int:
         """How much longer the slow ones took."""
-        return self.slow_ns - self.usual_ns
+        return self.slow_ns - self.baseline_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class TailCause:
     ``why``: "host_pause" where the engine's process paused there, else "".
     ``phases``: the phases that grew most in these requests, most frequent first. Without ``why`` that is ``phase`` alone; with it
     there may be none.
-    ``more_ns``: how much longer that phase is than typical for prompts of their size, on average; or how long the process paused.
+    ``excess_ns``: how much longer that phase is than its baseline, on average; or how long the process paused.
     ``may_be``: the phases that ``unattributed`` may hide.
     ``first_unix_ns``, ``last_unix_ns``: nine in ten of them started between these.
     """
@@ -92,8 +92,8 @@ class TailCause:
     place: str
     requests: int
     share: float
-    more_ns: int
-    typical_ns: int
+    excess_ns: int
+    baseline_ns: int
     may_be: tuple[str, ...]
     first_unix_ns: int
     last_unix_ns: int
@@ -105,41 +105,41 @@ class TailCauses:
     """The causes of the slow requests, decided one by one.
 
     ``named``: causes that are more frequent at that place and time than is ordinary, each of a large enough share.
-    ``alike``: requests in which two phases grew alike, so that none is named.
-    ``ordinary``: requests without a cause that is out of the ordinary (the longest prompts, bursts), or with one of too few
+    ``ambiguous``: requests in which two phases grew alike, so that none is named.
+    ``at_base_rate``: requests without a cause that is out of the ordinary (the longest prompts, bursts), or with one of too few
     requests.
     ``by_size_ns``: mean time that longer prompts account for.
     """
 
     slow: int
     named: tuple[TailCause, ...]
-    alike: int
-    ordinary: int
+    ambiguous: int
+    at_base_rate: int
     by_size_ns: int
     examples: tuple[str, ...]  # of the ordinary ones
 
 
 def phases_more(
-    usual: Sequence[int], usual_requests: int, slow: Sequence[int], slow_requests: int, names: Sequence[str]
+    usual: Sequence[int], baseline_requests: int, slow: Sequence[int], slow_requests: int, names: Sequence[str]
 ) -> list[PhaseMore]:
     """Return mean phases from sums by column, largest growth first.
 
     ``names``: those of ``cells.PHASE_SUMS``, then the TTFT itself.
     """
-    u, s = _parts(names, usual, usual_requests), _parts(names, slow, slow_requests)
+    u, s = _parts(names, usual, baseline_requests), _parts(names, slow, slow_requests)
     longer = sum(s.values()) - sum(u.values())
     found = [
         PhaseMore(
             phase=phase,
             place=place,
-            usual_ns=round(u[phase, place]),
+            baseline_ns=round(u[phase, place]),
             slow_ns=round(s[phase, place]),
             share=(s[phase, place] - u[phase, place]) / longer if longer else 0.0,
         )
         for phase, place in u
         if u[phase, place] or s[phase, place]
     ]
-    return sorted(found, key=lambda each: -each.more_ns)
+    return sorted(found, key=lambda each: -each.excess_ns)
 
 
 def _parts(names: Sequence[str], sums: Sequence[int], requests: int) -> dict[tuple[str, str], float]:
@@ -176,7 +176,7 @@ def causing(rows: pa.Table, places: Sequence[Concentration]) -> TailCauses | Non
     least = ceil(max(LEAST_NAMED, LEAST_SHARE * slow.num_rows))
     paused_requests = attribute_pauses(requests, _paused_ns(slow), found, requests_in(others), _paused_ns(others), least)
     out_of_ordinary = (
-        (found.standing | concentrated & (found.surplus >= MORE_THAN_ORDINARY)) & (found.leading >= 0) & ~paused_requests.still
+        (found.significant | concentrated & (found.surplus >= MORE_THAN_ORDINARY)) & (found.leading >= 0) & ~paused_requests.still
     )
     standing = out_of_ordinary & found.clear
     groups: dict[tuple[int, str], list[int]] = {}
@@ -200,8 +200,8 @@ def causing(rows: pa.Table, places: Sequence[Concentration]) -> TailCauses | Non
     return TailCauses(
         slow=slow.num_rows,
         named=tuple(sorted(named, key=lambda each: (-each.requests, each.phase, each.place))),
-        alike=alike,
-        ordinary=slow.num_rows - report - alike,
+        ambiguous=alike,
+        at_base_rate=slow.num_rows - report - alike,
         by_size_ns=round(float(size)),
         examples=_ids(slow, _middle(requests.ttft_ns, np.flatnonzero(~standing & ~paused_requests.still))),
     )
@@ -230,7 +230,7 @@ def _concentrated(slow: pa.Table, found: Attribution, places: Sequence[Concentra
 
 def _usual_share(contrast: Concentration) -> float:
     """Return the share of the usual requests with the value, kept off 0 and 1."""
-    return min(0.99, max(0.01, contrast.others_share))
+    return min(0.99, max(0.01, contrast.controls_share))
 
 
 def _usual(sampled: pa.Table) -> pa.Table:
@@ -252,8 +252,8 @@ def _named(
         place=place,
         requests=len(at),
         share=len(at) / slow.num_rows,
-        more_ns=round(float(found.excess_ns[at].mean())),
-        typical_ns=round(float(typical.expected_ns(requests)[at, column].mean())),
+        excess_ns=round(float(found.excess_ns[at].mean())),
+        baseline_ns=round(float(typical.expected_ns(requests)[at, column].mean())),
         may_be=_hidden(shapes, str(inside[times.argmax()])),
         first_unix_ns=first,
         last_unix_ns=last,
@@ -272,8 +272,8 @@ def _paused(
         place=host,
         requests=len(at),
         share=len(at) / slow.num_rows,
-        more_ns=round(float(paused_requests.paused_ns[at].mean())),
-        typical_ns=0,
+        excess_ns=round(float(paused_requests.paused_ns[at].mean())),
+        baseline_ns=0,
         may_be=(),
         first_unix_ns=first,
         last_unix_ns=last,

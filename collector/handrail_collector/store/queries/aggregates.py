@@ -96,8 +96,8 @@ class PeriodQuery:
 class Thresholds:
     """Bounds of usual times, and the bound of slow times, of one scope."""
 
-    usual_from_ns: int
-    usual_to_ns: int
+    baseline_from_ns: int
+    baseline_to_ns: int
     slow_from_ns: int
 
 
@@ -280,7 +280,7 @@ def _part(table: Expression, value: Expression, cuts: Mapping[str, Thresholds]) 
     for scope, cut in sorted(cuts.items()):
         here = table.scope == scope
         cases.append((here & (value >= cut.slow_from_ns), SLOW))
-        cases.append((here & value.between(cut.usual_from_ns, cut.usual_to_ns), USUAL))
+        cases.append((here & value.between(cut.baseline_from_ns, cut.baseline_to_ns), USUAL))
     return ibis.cases(*cases, else_=OTHER) if cases else ibis.literal(OTHER)
 
 
