@@ -6,7 +6,7 @@ ARGS ?=
 ENGINE ?= emulated
 JOBS ?= auto
 
-.PHONY: help setup demo test check fix dashboards test-dashboards test-oncall test-faults test-vllm bench bench-truth bench-stalls bench-overhead clean
+.PHONY: help setup demo test check fix dashboards test-all test-dashboards test-oncall test-faults test-vllm bench bench-truth bench-stalls bench-overhead clean
 
 help: ## this page
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -27,8 +27,11 @@ setup: $(VENV)/.installed $(VENV)/.tools ## make the venv and install Handrail w
 demo: $(VENV)/.installed ## run the emulated fleet (ENGINE=vllm: real engines) and show the slowest request; ARGS="--once --json"
 	@$(BIN)/handrail demo --engine $(ENGINE) $(ARGS)
 
-test: setup ## the whole test suite, in parallel (JOBS=1: one after another), without the real engine
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not vllm and not bench and not grafana" $(ARGS)
+test: setup ## the tests, in parallel (JOBS=1: one after another), in 5 minutes on two cores
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not vllm and not grafana and not eval" $(ARGS)
+
+test-all: setup ## the same with the eval tests: referees, big fleets, every crash point (20 minutes)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not vllm and not grafana" $(ARGS)
 
 check: setup ## format, lint, strict types
 	$(BIN)/ruff format --check .

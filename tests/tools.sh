@@ -4,10 +4,11 @@
 set -euo pipefail
 declare -A package=(
     [gcc]="gcc libc6-dev" [promtool]=prometheus [prometheus]=prometheus [amtool]=prometheus-alertmanager
+    [systemd-analyze]=systemd [setpriv]=util-linux [findmnt]=util-linux [mount]=mount
     [faketime]=faketime [ip]=iproute2
     [node]=nodejs [npm]=npm [chromium]="chromium fonts-dejavu-core"
 )
-[ "$#" -gt 0 ] || set -- gcc promtool amtool node npm
+[ "$#" -gt 0 ] || set -- gcc promtool amtool node npm systemd-analyze setpriv findmnt mount
 packages=()
 missing=()
 for program in "$@"; do

@@ -130,10 +130,14 @@ def test_every_opt_out_is_of_a_store_and_a_test_that_exist() -> None:
         assert reason
 
 
-@pytest.fixture(params=STORES)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "store" in metafunc.fixturenames:
+        name = metafunc.function.__name__
+        metafunc.parametrize("store", [store for store in STORES if (store, name) not in OPT_OUTS], indirect=True)
+
+
+@pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    if reason := OPT_OUTS.get((request.param, request.node.originalname)):
-        pytest.skip(reason)
     yield from STORES[request.param](tmp_path)
 
 

@@ -25,6 +25,7 @@ import pytest
 
 from handrail_dashboards.boards import BOARDS
 from handrail_dashboards.export import Choices, dashboards
+from harness.skips import skip_missing
 from harness.staged_fleet import SCRAPE_S, Stage, staged
 
 pytestmark = pytest.mark.grafana
@@ -42,7 +43,7 @@ Shown = dict[str, Any]
 def program(name: str) -> str:
     found = shutil.which(name)
     if found is None:
-        pytest.skip(f"no {name} on this machine: make test-dashboards installs it")
+        skip_missing(f"{name}: make test-dashboards installs it")
     return found
 
 
@@ -50,7 +51,7 @@ def program(name: str) -> str:
 def node() -> str:
     found = program("node")
     if not (RENDER / "node_modules/.package-lock.json").exists():
-        pytest.skip("Grafana's components are not installed: make test-dashboards does it (npm, 530 MB)")
+        skip_missing("Grafana's components: make test-dashboards installs them (npm, 530 MB)")
     return found
 
 

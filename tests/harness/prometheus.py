@@ -15,9 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
-
 from handrail_cli.subprocesses import HOST, Children, free_ports
+from harness.skips import skip_missing
 
 BEGAN_S: Final = 1_700_000_000
 STEP_S: Final = 15
@@ -64,7 +63,7 @@ def written(folder: Path, series: Sequence[Series], born: Sequence[Series] = ())
     """
     prometheus, promtool = shutil.which("prometheus"), shutil.which("promtool")
     if prometheus is None or promtool is None:
-        pytest.skip("no prometheus or promtool on this machine: make test-dashboards installs them")
+        skip_missing("prometheus and promtool: make setup installs them or says how")
     (page := folder / "page.txt").write_text(_page(series, born), encoding="utf-8")
     command = [promtool, "tsdb", "create-blocks-from", "openmetrics", str(page), str(folder / "tsdb")]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from harness.skips import skip_missing
 from nvml.build import CannotBuild, build
 from nvml.child import Double
 from nvml.scenario import h100
@@ -30,7 +31,7 @@ def double(tmp_path: Path) -> Double:
     try:
         return Double(build(tmp_path), tmp_path)
     except CannotBuild as reason:
-        pytest.skip(f"the NVML double cannot be built: {reason}")
+        skip_missing(f"the NVML double cannot be built: {reason}")
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import shutil
 import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator
@@ -25,10 +24,11 @@ from handrail.runtime.admin_http import AdminServer
 from handrail_sidecar.app import make
 from handrail_sidecar.catalogue import everything, sidecar_metrics
 from handrail_sidecar.live_metrics.sidecar_metrics import sidecar_rows
+from harness.alert_tools import needs_prometheus
 from harness.ports import held_port
 from harness.proxy import DEADLINE_S
 
-pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not on this machine")
+pytestmark = needs_prometheus
 
 S = 10**9
 

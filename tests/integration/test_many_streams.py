@@ -8,14 +8,13 @@ from __future__ import annotations
 import re
 import resource
 
-import pytest
-
 from faults.streams import many_streams
+from harness.skips import needs_ability
 
 COUNT, SOFT = 700, 1024
 
-needs_descriptors = pytest.mark.skipif(
-    resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2048, reason="the clients of this test need descriptors too (ulimit -Hn 2048)"
+needs_descriptors = needs_ability(
+    resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 2048, "2,048 descriptors, which the clients need too (ulimit -Hn)"
 )
 
 

@@ -21,6 +21,7 @@ import pytest
 
 from handrail_cli.subprocesses import Children, free_ports
 from harness.manifests import DEPLOY
+from harness.skips import needs_ability
 from harness.web import get, succeeds
 
 _TOOLS = ("unshare", "setpriv", "findmnt", "mount")
@@ -33,9 +34,7 @@ def _may_mount() -> bool:
 
 
 pytestmark = [
-    pytest.mark.skipif(
-        not _may_mount(), reason=f"needs root that may mount, and {', '.join(_TOOLS)} (util-linux): no read-only root is tried"
-    ),
+    needs_ability(_may_mount(), f"root that may mount, and {', '.join(_TOOLS)} (util-linux): no read-only root is tried"),
     pytest.mark.timeout(600),
 ]
 

@@ -28,8 +28,9 @@ from handrail.otlp.retry import Backoff, DeliveryStats, deliver
 from handrail.otlp.signals import Accepted, Signal
 from handrail_collector.sinks.otlp import ForwardDropReason, ForwardSettings, OtlpForward
 from harness.rotel import Rotel, missing, rotel
+from harness.skips import MISSING
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+pytestmark = pytest.mark.skipif(bool(missing()), reason=MISSING + missing())
 
 SPANS = 150
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.skips import needs_ability
 from vllm.child import Child, ChildError, free_port
 from vllm.pair import Installation, NotInstalledError, find_installation
 
@@ -79,7 +80,7 @@ def test_one_that_is_never_ready_is_not_waited_for_any_longer(tmp_path: Path) ->
         child.wait_ready_file(tmp_path / "ready.json", deadline_s=time.monotonic())
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@needs_ability(sys.platform == "linux", "/proc")
 def test_what_it_started_ends_with_it(tmp_path: Path) -> None:
     found = tmp_path / "pid"
     child = python("family", FAMILY, str(found), folder=tmp_path)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from handrail.metrics.catalogue import CatalogueMetric
 from handrail_collector.metrics.registry import collector_metrics
+from harness.alert_tools import needs_promtool
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 BEGIN, END = "<!-- collector -->\n", "<!-- /collector -->"
@@ -62,7 +62,7 @@ def test_no_name_twice_and_what_counts_failures_is_there_from_the_start() -> Non
     assert not metrics["handrail_link_slow"].born
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on this machine")
+@needs_promtool
 def test_promtool_accepts_every_name_and_help() -> None:
     sample = {"counter": "{0} 0\n", "gauge": "{0} 0\n", "histogram": '{0}_bucket{{le="+Inf"}} 0\n{0}_sum 0\n{0}_count 0\n'}
     page = "".join(f"# HELP {m.name} {m.help}\n# TYPE {m.name} {m.type}\n{sample[m.type].format(m.name)}" for m in METRICS)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.skips import skip_missing
 from nvml.build import CannotBuild, build
 from nvml.child import Double
 
@@ -18,7 +19,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         return build(tmp_path_factory.mktemp("nvml"))
     except CannotBuild as reason:
-        pytest.skip(f"the NVML double cannot be built: {reason}")
+        skip_missing(f"the NVML double cannot be built: {reason}")
 
 
 @pytest.fixture

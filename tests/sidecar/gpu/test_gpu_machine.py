@@ -52,10 +52,10 @@ def test_without_a_gpu_it_says_so(double: Double, tmp_path: Path) -> None:
     assert "no GPU to check: libnvidia-ml.so.1 was not found" in done.stderr
 
 
-def test_recordings_of_real_gpus_are_sound() -> None:
-    if not RECORDINGS:
-        pytest.skip("no recording of a real GPU is kept yet: bash tests/gpu/run.sh makes one on such a machine")
-    for recording in RECORDINGS:
+if RECORDINGS:  # bash tests/gpu/run.sh makes one on a machine with a GPU
+
+    @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
+    def test_a_recording_of_a_real_gpu_is_sound(recording: Path) -> None:
         assert_sound(recording)
 
 

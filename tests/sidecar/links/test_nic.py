@@ -13,6 +13,7 @@ from handrail.records.devices import DeviceKind
 from handrail_sidecar.links import nic
 from handrail_sidecar.links.nic import NicReader
 from handrail_sidecar.links.sysfs import Why
+from harness.skips import skip_unable
 
 SENT, RECEIVED = (names.BYTES, names.TRANSMIT), (names.BYTES, names.RECEIVE)
 
@@ -121,7 +122,7 @@ def test_made_anew_under_the_same_name_it_is_another(sysfs: FakeSysfs) -> None:
 def test_the_real_interfaces_of_this_host_can_be_read() -> None:
     found = nic.interfaces("/sys")
     if isinstance(found, Why):
-        pytest.skip(f"/sys/class/net cannot be listed here: {found.value}")
+        skip_unable(f"/sys/class/net: {found.value}")
     for each in found:
         reading = each.bytes_moved()
         assert set(reading.values) == {SENT, RECEIVED}

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from handrail.records import Outcome
 from handrail_sidecar.app import make
 from handrail_sidecar.catalogue import everything, sidecar_metrics
 from handrail_sidecar.live_metrics.sidecar_metrics import sidecar_rows
+from harness.alert_tools import needs_promtool
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 BEGIN, END = "<!-- sidecar -->\n", "<!-- /sidecar -->"
@@ -102,7 +102,7 @@ def test_the_whole_page_is_read_by_both_parsers() -> None:
     assert list(read_open_metrics(metrics.expose("application/openmetrics-text")[0].decode()))  # type: ignore[no-untyped-call]
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on this machine")
+@needs_promtool
 def test_promtool_accepts_the_whole_page() -> None:
     page = fresh().expose("text/plain")[0]
     done = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, timeout=300)

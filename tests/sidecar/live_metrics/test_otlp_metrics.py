@@ -35,6 +35,7 @@ from handrail_sidecar.app import make
 from handrail_sidecar.catalogue import everything
 from handrail_sidecar.live_metrics.sidecar_metrics import sidecar_rows
 from harness.rotel import missing, rotel
+from harness.skips import MISSING
 
 UNIX = 1_800_000_000 * 10**9
 _NS = st.integers(1, 10**12)
@@ -193,7 +194,7 @@ async def test_shutdown_without_start_and_a_backend_that_hangs() -> None:
     assert hanging.closed
 
 
-@pytest.mark.skipif(bool(missing()), reason=missing())
+@pytest.mark.skipif(bool(missing()), reason=MISSING + missing())
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 async def test_a_real_collector_takes_them_and_passes_them_on(tmp_path: Path, protocol: str) -> None:
     """A whole sidecar's page goes through rotel to a receiver.

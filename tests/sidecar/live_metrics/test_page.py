@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +22,7 @@ from prometheus_client.utils import floatToGoString
 from handrail.metrics.histogram import LATENCY, SIZE, Exemplar, Histogram
 from handrail.metrics.registry import AnyMetricDef, HistogramDef, MetricDef, Registry
 from handrail.printable import is_printable, printable
+from harness.alert_tools import needs_promtool
 
 PLAIN = "text/plain;version=0.0.4"
 OPEN = "application/openmetrics-text;version=1.0.0"
@@ -136,7 +136,7 @@ def test_sizes_are_in_bytes() -> None:
     assert "handrail_b_bytes_sum 1.048576e+06" in page
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on this machine")
+@needs_promtool
 def test_promtool_accepts_it() -> None:
     done = subprocess.run(
         ["promtool", "check", "metrics"], input=page_of(some(), PLAIN), capture_output=True, text=True, timeout=300

@@ -25,6 +25,7 @@ import handrail.plugin.pauses as pauses
 from handrail.plugin import events as words
 from handrail.plugin.pauses import GC, HELD, QUEUED, SLEEP_S, THROTTLED, PauseWatch
 from handrail_sidecar.sources.datagram import PluginDatagramEvent, read_packet
+from harness.skips import needs_ability
 
 MS = 1_000_000
 SLEEP_NS = round(SLEEP_S * 1e9)
@@ -208,7 +209,7 @@ def receive_until(listener: socket.socket, now_ns: int) -> list[PluginDatagramEv
     return plugin_datagram_events
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="a process is stopped by SIGSTOP")
+@needs_ability(hasattr(signal, "SIGSTOP"), "SIGSTOP, which stops a process")
 def test_a_process_that_is_stopped_says_so_when_it_goes_on(tmp_path: Path, listener: socket.socket) -> None:
     root = str(Path(pauses.__file__).parents[2])
     clock = SharedClock(tmp_path / "clock", 10**12)

@@ -15,6 +15,7 @@ import pytest
 
 from handrail.plugin.pauses import HELD, THROTTLED
 from harness.cpu_quota import NoQuotaError, cpu_quota, stopped_in_turns
+from harness.skips import skip_unable
 
 # Spins until its input ends, and reports each pause; it reads its control group when a line tells it to begin.
 _CHILD = """
@@ -73,7 +74,7 @@ def test_a_used_up_quota_is_told_as_one(child: subprocess.Popen[str]) -> None:
             say(child)
             assert wait_for(child, THROTTLED) >= 20_000_000
     except NoQuotaError as error:
-        pytest.skip(f"no processor quota can be set here: {error}")
+        skip_unable(f"a processor quota: {error}")
     say(child)
 
 

@@ -40,6 +40,7 @@ from harness.proxy import (
     proxied,
     until,
 )
+from harness.skips import needs_ability
 
 READ_BYTES = 262_144  # one read of uvloop
 
@@ -238,7 +239,7 @@ def cpu_ms(pid: int) -> float:
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e6
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+@needs_ability(Path("/proc/self/status").exists(), "/proc, which tells the peak memory")
 async def test_e21_64_mib_stream_through_with_little_memory_and_latency() -> None:
     size = 64 << 20
     body = b'{"model":"m","prompt":"' + b"a" * (size - 64)
@@ -315,7 +316,7 @@ def over(proxy: Proxied, connections: int) -> bool:
     return (stats.connections, stats.open_connections) == (connections, 0) and len(asyncio.all_tasks()) <= 2
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
+@needs_ability(Path("/proc/self/fd").exists(), "/proc, in which descriptors are counted")
 async def test_fifty_connections_cut_at_random_points_leave_nothing_behind() -> None:
     chance = random.Random(7)
     wire = SSE_HEAD + b"".join(chunk(event("t")) for _ in range(30)) + chunk(event("", finish="stop") + DONE) + END

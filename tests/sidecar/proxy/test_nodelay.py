@@ -19,6 +19,7 @@ import pytest
 from handrail.security.tls import ServerTls, client_identity
 from harness.certs import Authority
 from harness.proxy import DEADLINE_S, DONE, END, SSE_HEAD, Peer, Proxied, Upstream, chunk, event, post, proxied, until
+from harness.skips import needs_ability
 
 pytestmark = pytest.mark.both_loops
 
@@ -47,7 +48,7 @@ def unsent(side: Any) -> int:
     return int(struct.unpack("i", held)[0])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="SIOCOUTQNSD is Linux's")
+@needs_ability(sys.platform == "linux", "Linux's SIOCOUTQNSD")
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 async def test_small_writes_never_wait_in_the_kernel(tls: bool, tmp_path: Path) -> None:
     """Each token leaves alone, before the previous one is acknowledged.
