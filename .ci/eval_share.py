@@ -1,8 +1,8 @@
 """Run some files of the eval tests within a time; each commit begins with another file.
 
 The files stand in a ring in the order of their names. Commit number n begins at file n of the ring: each commit begins one file
-further than the one before. Each processor runs one file after another until the time is over. Then no file begins, and those that
-run end.
+further than the one before. Each processor runs one file after another until the time is over: then no file begins, and those
+that run end.
 
 eval_share.py [--minutes 6] [--tests FOLDER] [--start N]        N: begin at this file instead, to repeat a run
 """

@@ -8,9 +8,8 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from handrail_alerts.groups import alerts
 from handrail_alerts.inhibition import COMPANIONS, INHIBITIONS
@@ -41,46 +40,62 @@ def section(page: str, heading: str) -> str:
     return page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
-def parses(line: str) -> None:
-    """Parse a line; raises ``SystemExit`` if the command line refuses it."""
+def parses(line: str) -> bool:
+    """Return whether the command line accepts a line."""
     _, name, *rest = shlex.split(line)
     module = importlib.import_module(COMMANDS[name].module)
     parser = Parser(prog=f"handrail {name}")
     module.add_arguments(parser)
-    parser.parse_args([each.replace("-", "−", 1) if re.match(r"-\d", each) else each for each in rest])
+    try:
+        parser.parse_args([each.replace("-", "−", 1) if re.match(r"-\d", each) else each for each in rest])
+    except SystemExit:
+        return False
+    return True
 
 
-@pytest.mark.parametrize("alert", NAMES)
-def test_a_page_has_all_its_parts(alert: str) -> None:
+def _missing_parts(alert: str) -> Iterator[str]:
     page = page_of(alert)
-    assert page.startswith(f"# {alert}\n")
-    assert re.findall(r"^## (.+)$", page, re.M) == HEADINGS
-    assert all(section(page, heading).strip() for heading in HEADINGS)
+    if not page.startswith(f"# {alert}\n"):
+        yield "its title is not the alert"
+    if re.findall(r"^## (.+)$", page, re.M) != HEADINGS:
+        yield f"its headings are not {', '.join(HEADINGS)}"
+    yield from (f"'{heading}' is empty" for heading in HEADINGS if not section(page, heading).strip())
     severities = list(dict.fromkeys(each.severity.value for each in ALERTS if each.name == alert))
-    assert f"\nSeverity: {', '.join(severities)}.\n" in page
-    assert re.findall(r"^- ", section(page, "How to mitigate"), re.M), "it says nothing to do"
+    if f"\nSeverity: {', '.join(severities)}.\n" not in page:
+        yield f"it does not say the severity {', '.join(severities)}"
+    if not re.findall(r"^- ", section(page, "How to mitigate"), re.M):
+        yield "it says nothing to do"
 
 
-@pytest.mark.parametrize("alert", NAMES)
-def test_the_lines_to_run_are_ones_that_run(alert: str) -> None:
+def test_every_page_has_all_its_parts() -> None:
+    assert [f"{alert}: {problem}" for alert in NAMES for problem in _missing_parts(alert)] == []
+
+
+def _wrong_lines(alert: str) -> Iterator[str]:
     commands = _COMMAND.findall(section(page_of(alert), "What to look at"))
-    for line in commands:
-        parses(line)
+    yield from (f"the command line refuses '{line}'" for line in commands if not parses(line))
     first = next(each.command for each in ALERTS if each.name == alert)
-    assert first in commands, f"the alert says '{first}', its page does not"
+    if first not in commands:
+        yield f"the alert says '{first}', its page does not"
 
 
-@pytest.mark.parametrize("alert", NAMES)
-def test_a_page_says_once_where_the_collector_is(alert: str) -> None:
+def test_the_lines_to_run_are_ones_that_run() -> None:
+    assert not parses("handrail explain --no-such-flag")
+    assert [f"{alert}: {problem}" for alert in NAMES for problem in _wrong_lines(alert)] == []
+
+
+def test_every_page_says_once_where_the_collector_is() -> None:
     """A page says once where the collector is, before its first line to run.
 
     That holds where any of its lines asks the collector. A line that reads a folder needs no collector.
     """
-    look = section(page_of(alert), "What to look at")
-    asks = [line for line in _COMMAND.findall(look) if line.split()[1] in ASKING and "--data" not in line]
-    statements = [where.start() for where in re.finditer(re.escape(REACH), look)]
-    assert len(statements) == bool(asks)
-    assert not asks or look.index(REACH) < look.index("    handrail ")
+    wrong = []
+    for alert in NAMES:
+        look = section(page_of(alert), "What to look at")
+        asks = [line for line in _COMMAND.findall(look) if line.split()[1] in ASKING and "--data" not in line]
+        if look.count(REACH) != bool(asks) or (asks and look.index(REACH) > look.index("    handrail ")):
+            wrong.append(alert)
+    assert wrong == []
 
 
 def test_the_commands_that_ask_a_collector_are_those_that_take_its_address() -> None:
@@ -98,10 +113,9 @@ def test_where_the_collector_is_is_explained() -> None:
         assert word in before
 
 
-@pytest.mark.parametrize("alert", NAMES)
-def test_the_page_lists_the_companions(alert: str) -> None:
-    listed = _LINK.findall(section(page_of(alert), "May fire with it"))
-    assert listed == list(COMPANIONS[alert])
+def test_every_page_lists_the_companions() -> None:
+    listed = {alert: _LINK.findall(section(page_of(alert), "May fire with it")) for alert in NAMES}
+    assert listed == {alert: list(COMPANIONS[alert]) for alert in NAMES}
 
 
 def test_there_is_no_page_without_its_alert_and_no_link_without_its_page() -> None:

@@ -42,7 +42,7 @@ def test_expected():
 
 
 @pytest.mark.parametrize(
-    ("ci", "counts"), [("", "1 passed, 6 skipped, 1 xfailed"), ("true", "1 failed, 1 passed, 2 skipped, 1 xfailed, 3 errors")]
+    ("ci", "counts"), [("", "1 passed, 6 skipped, 1 xfailed"), ("true", "2 failed, 1 passed, 2 skipped, 1 xfailed, 2 errors")]
 )
 def test_in_ci_only_what_the_machine_is_unable_to_do_is_skipped(tmp_path: Path, ci: str, counts: str) -> None:
     (tmp_path / "test_cases.py").write_text(CASES)

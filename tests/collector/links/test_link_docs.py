@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from handrail.device_counters.link import COUNTERS
 from handrail_collector.links.findings import SLOW, LinkFindingKind
 from handrail_collector.links.transport import Transport
@@ -17,9 +15,8 @@ DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "links.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("kind", LinkFindingKind)
-def test_every_finding_has_its_row(kind: LinkFindingKind) -> None:
-    assert f"| `{kind.value}` |" in PAGE
+def test_every_finding_has_its_row() -> None:
+    assert [kind.value for kind in LinkFindingKind if f"| `{kind.value}` |" not in PAGE] == []
 
 
 def test_what_makes_a_link_slow_is_said() -> None:
@@ -27,9 +24,8 @@ def test_what_makes_a_link_slow_is_said() -> None:
     assert all(f"`{kind.value}`" in sentence for kind in SLOW)
 
 
-@pytest.mark.parametrize("counter", [counter.name for counter in COUNTERS])
-def test_every_counter_is_on_the_page(counter: str) -> None:
-    assert f"handrail_link_{counter}" in PAGE
+def test_every_counter_is_on_the_page() -> None:
+    assert [counter.name for counter in COUNTERS if f"handrail_link_{counter.name}" not in PAGE] == []
 
 
 def test_every_transport_is_on_the_page_of_the_API() -> None:
