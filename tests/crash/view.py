@@ -18,7 +18,7 @@ from handrail_collector.store.read import StoreReader
 from handrail_collector.store.request_columns import request_row
 from handrail_collector.store.schema import Table
 from handrail_collector.store.tables.dataclass_table import FLAT
-from harness.rollup_check import disagreement
+from harness.rollup_check import disagreement, exact_answer, first_answer
 
 LOAD_DIGITS = "00000009"
 
@@ -66,7 +66,8 @@ def first_answer_of(store: Path) -> str:
     """Return where the first answer over all time differs from the rows, or ''."""
     reader = StoreReader(store, threads=1)
     try:
-        output = disagreement(reader, PeriodQuery(since_unix_ns=0, until_unix_ns=2**62))
+        always = PeriodQuery(since_unix_ns=0, until_unix_ns=2**62)
+        output = disagreement(first_answer(reader, always), exact_answer(reader, always))
     finally:
         reader.close()
     return output and f"first answer: {output}"

@@ -8,12 +8,21 @@ from handrail_collector.store.queries.period import load_period
 from handrail_collector.store.read import StoreReader
 
 
-def disagreement(reader: StoreReader, of: PeriodQuery) -> str:
+def first_answer(reader: StoreReader, of: PeriodQuery) -> PeriodAnswer:
+    """Return the answer that uses rollups."""
+    return explain(load_period(reader, of, fast=True))
+
+
+def exact_answer(reader: StoreReader, of: PeriodQuery) -> PeriodAnswer:
+    """Return the answer from rows alone."""
+    return explain(load_period(reader, of, fast=False))
+
+
+def disagreement(first: PeriodAnswer, exact: PeriodAnswer) -> str:
     """Return how the first answer differs from the exact one beyond its bound.
 
     '' when it does not.
     """
-    first, exact = explain(load_period(reader, of, fast=True)), explain(load_period(reader, of, fast=False))
     if [scope.scope for scope in first.scopes] != [scope.scope for scope in exact.scopes]:
         return f"scopes {[scope.scope for scope in first.scopes]}, not {[scope.scope for scope in exact.scopes]}"
     for quick, sure in zip(first.scopes, exact.scopes, strict=True):

@@ -161,7 +161,7 @@ def test_of_more_hosts_nobody_knows_where_a_moved_prompt_would_have_been() -> No
     assert np.isnan(backlog.expected_ns(replace(came, hosts=hosts, moved=moved))[0][moved]).all()
 
 
-@pytest.mark.parametrize("name", ["slow_prefill", "mooncake_bad_host_p"])
+@pytest.mark.parametrize("name", ["slow_prefill", pytest.param("mooncake_bad_host_p", marks=pytest.mark.eval)])
 def test_in_the_emulated_fleet_it_is_what_the_run_without_the_fault_shows(name: str) -> None:
     case = next(case for case in CASES if case.name == name)
     run = case.settings(1200, seed=3)

@@ -223,13 +223,14 @@ def scenario(root: Path, files: StoppingFiles, made: Sequence[RequestRow]) -> No
         publisher.close()
 
 
+@pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.eval)], ids=["some", "all"])
 @pytest.mark.parametrize("names", [True, False])
-def test_a_stop_at_any_operation_of_a_rollup_counts_nothing_twice(tmp_path: Path, names: bool) -> None:
+def test_a_stop_at_any_operation_of_a_rollup_counts_nothing_twice(tmp_path: Path, names: bool, every: int) -> None:
     made = [replace(row, started_unix_ns=HOUR * HOUR_NS + index) for index, row in enumerate(rows(2))]
     counted = StoppingFiles()
     scenario(tmp_path / "counted", counted, made)
     assert counted.operations > 20
-    for stop_at in range(1, counted.operations, 6):
+    for stop_at in range(1, counted.operations, every):
         root = tmp_path / str(stop_at)
         files = StoppingFiles(stop_at)
         with pytest.raises(StoppedError):

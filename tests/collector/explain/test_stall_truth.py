@@ -23,7 +23,13 @@ REQUESTS, SEED = 100, 1
 BY_NAME = {scene.name: scene for scene in SCENES}
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
+IN_SHORT = ("kv_landing", "host_pause")
+"""Scenes that every run judges; the others are for the eval runs."""
+
+
+@pytest.mark.parametrize(
+    "scene", [pytest.param(scene, id=scene.name, marks=() if scene.name in IN_SHORT else pytest.mark.eval) for scene in SCENES]
+)
 def test_causes_are_right_and_those_moved_in_time_are_not_named(scene: Scene) -> None:
     score = judge(scene, REQUESTS, SEED)
     assert score.reported == sum(score.by_cause.values()) >= 10
@@ -32,7 +38,9 @@ def test_causes_are_right_and_those_moved_in_time_are_not_named(scene: Scene) ->
     assert score.shuffled_named <= 0.02 * score.shuffled
 
 
-@pytest.mark.parametrize("name", ["kv_landing", "gpu_throttled", "host_pause"])
+@pytest.mark.parametrize(
+    "name", ["kv_landing", *(pytest.param(name, marks=pytest.mark.eval) for name in ("gpu_throttled", "host_pause"))]
+)
 def test_one_steps_twins_agree_with_the_twin_of_the_run(name: str) -> None:
     """Scenes with several reasons are judged by the twins of single steps alone."""
     scene = BY_NAME[name]

@@ -53,14 +53,15 @@ class Judged:
     phases: dict[str, list[str]]
 
 
-def judged(layout: str, fault: str, *, seed: int, moved: bool = False) -> Judged:
-    """Judge 1,200 requests.
+def judged(layout: str, fault: str, *, requests: int = 1200, moved: bool = False) -> Judged:
+    """Judge a fleet's requests.
 
     ``moved``: everything the engines did beside the requests is moved in time.
     """
     chosen = scenarios.load(layout)
+    seed = 1
     setting = Setting(chosen, (parse(fault, chosen.hosts()),))
-    flown, well = fly(setting, 1200, seed), fly(Setting(chosen), 1200, seed)
+    flown, well = fly(setting, requests, seed), fly(Setting(chosen), requests, seed)
     records = received_records(setting, flown, seed)
     rows = newest(rows_of(shuffled(records, random.Random(seed)) if moved else records))
     every = requests_of(rows)
@@ -86,6 +87,13 @@ def paused(rows: list[RequestRow]) -> np.ndarray[tuple[int, int], np.dtype[np.fl
     return np.array([[row.prefill_paused_ns or 0, row.decode_paused_ns or 0] for row in rows], np.float64).reshape(-1, 2)
 
 
+def test_pauses_of_a_decode_host_are_named_in_a_small_fleet() -> None:
+    found = judged("split", "host_pause:d0:0.4", requests=400)
+    assert list(found.named) == ["d0"]
+    assert len(found.truly & set(found.named["d0"])) >= 0.9 * len(found.named["d0"])
+
+
+@pytest.mark.eval
 @pytest.mark.parametrize(
     ("layout", "host", "phases", "share"),
     [
@@ -96,13 +104,14 @@ def paused(rows: list[RequestRow]) -> np.ndarray[tuple[int, int], np.dtype[np.fl
     ],
 )
 def test_pauses_of_one_host_are_one_cause(layout: str, host: str, phases: set[str], share: float) -> None:
-    found = judged(layout, f"host_pause:{host}:0.4", seed=1)
+    found = judged(layout, f"host_pause:{host}:0.4")
     assert list(found.named) == [host]
     assert len(found.truly & set(found.named[host])) >= 0.9 * len(found.named[host])
     assert len(found.truly & set(found.named[host])) >= share * len(found.truly) >= 8 * share
     assert phases <= set(found.phases[host])
 
 
+@pytest.mark.eval
 @pytest.mark.parametrize(
     ("fault", "moved"),
     [
@@ -112,7 +121,7 @@ def test_pauses_of_one_host_are_one_cause(layout: str, host: str, phases: set[st
     ],
 )
 def test_what_pauses_did_not_make_is_not_named_for_them(fault: str, moved: bool) -> None:
-    assert judged("split", fault, seed=1, moved=moved).named == {}
+    assert judged("split", fault, moved=moved).named == {}
 
 
 # --- made periods ---------------------------------------------------------------------------------------------------------

@@ -27,6 +27,19 @@ def referee() -> Referee:
     return Referee(1200, seed=1)
 
 
+@pytest.fixture(scope="module")
+def small_referee() -> Referee:
+    return Referee(200, seed=3)
+
+
+def test_the_right_phase_and_host_are_named_in_a_small_fleet(small_referee: Referee) -> None:
+    score = small_referee.score(BY_NAME["slow_prefill"])
+    assert score.slow >= 20
+    assert score.phase_right == score.host_right == score.outcome_right == 1
+    assert score.misnamed == score.false_findings == 0
+
+
+@pytest.mark.eval
 @pytest.mark.parametrize("name", ["slow_prefill", "bad_host_p", "router_slow", "slow_link", "no_p2p", "preemption_storm"])
 def test_the_right_phase_and_host_are_named(referee: Referee, name: str) -> None:
     score = referee.score(BY_NAME[name])
@@ -42,12 +55,14 @@ def test_the_right_phase_and_host_are_named(referee: Referee, name: str) -> None
     assert score.false_findings <= 0.01
 
 
+@pytest.mark.eval
 def test_what_spans_cannot_reveal_is_never_named(referee: Referee) -> None:
     score = referee.score(BY_NAME["slow_link"])
     assert (score.named, score.misnamed) == (0, 0)
     assert score.baseline_phase_right == 0
 
 
+@pytest.mark.eval
 @pytest.mark.parametrize("clock", ["clock_offset:edge:2", "clock_offset:p0:2", "clock_offset:d0:-2", "clock_offset:*:-2"])
 def test_clocks_two_seconds_off_change_no_phase(referee: Referee, clock: str) -> None:
     fault = "slow_link:p0>d1:30"
@@ -56,6 +71,7 @@ def test_clocks_two_seconds_off_change_no_phase(referee: Referee, clock: str) ->
     assert {name: row.phases for name, row in wrong.items()} == {name: row.phases for name, row in healthy.items()}
 
 
+@pytest.mark.eval
 def test_failed_and_hung_requests_are_told(referee: Referee) -> None:
     assert referee.score(BY_NAME["fetch_failed"]).outcome_right == 1
     assert referee.score(BY_NAME["kv_pressure_hung"]).outcome_right == 1
@@ -70,8 +86,8 @@ def test_every_fault_and_trace_has_a_case() -> None:
     assert {case.trace for case in CASES if not case.fault} >= {"AzureLLMInferenceTrace_conv", "mooncake_conversation"}
 
 
-def test_a_score_as_json_has_these_keys_and_no_others(referee: Referee) -> None:
-    assert list(json.loads(json.dumps(referee.score(BY_NAME["healthy_split"]).plain()))) == [
+def test_a_score_as_json_has_these_keys_and_no_others(small_referee: Referee) -> None:
+    assert list(json.loads(json.dumps(small_referee.score(BY_NAME["slow_prefill"]).plain()))) == [
         "scenario",
         "requests",
         "slow",
@@ -88,7 +104,7 @@ def test_a_score_as_json_has_these_keys_and_no_others(referee: Referee) -> None:
 
 
 @pytest.fixture(scope="module")
-def played(referee: Referee) -> list[Known]:
+def played(small_referee: Referee) -> list[Known]:
     kept: list[list[Known]] = []
     original = judge.judge
 
@@ -98,7 +114,7 @@ def played(referee: Referee) -> list[Known]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bench.truth.run.judge", keep)
-        referee.score(BY_NAME["slow_prefill"])
+        small_referee.score(BY_NAME["slow_prefill"])
     return kept[0]
 
 
@@ -161,6 +177,7 @@ def test_runs_are_counted_together(played: list[Known]) -> None:
     assert both.phase_right == pytest.approx((one.phase_right or 0) / 2, abs=1e-4)
 
 
+@pytest.mark.eval
 def test_vllm_alone_names_a_hidden_wait_a_queue(referee: Referee) -> None:
     score = referee.score(BY_NAME["slow_link"])
     assert score.baseline_misnamed == 1

@@ -156,7 +156,7 @@ def test_a_footer_with_other_bytes_never_reads_as_other_rows(store: Kept) -> Non
     store.publisher.publish(10, 20, 0, [], ROWS[1:2])
     path = store.root / store.files(Table.REQUESTS)[0].path
     data, rows = path.read_bytes(), read_checked(path)
-    others = [each for each in list(_footers(data))[::7] if _reads_otherwise(path, each, rows)]
+    others = [each for each in list(_footers(data))[::29] if _reads_otherwise(path, each, rows)]
     assert others, "each of them is noticed without a checksum"
     for spoilt in others[:: 1 + len(others) // 6]:
         path.write_bytes(spoilt)
@@ -172,7 +172,7 @@ def test_a_question_over_a_broken_footer_names_the_file_whatever_duckdb_calls_it
     publish_all(store.publisher)
     path = store.root / store.files(Table.REQUESTS)[1].path
     data = path.read_bytes()
-    for spoilt in list(_footers(data))[::25]:
+    for spoilt in list(_footers(data))[::101]:
         path.write_bytes(spoilt)
         try:
             store.reader.requests(EVERYTHING)

@@ -90,9 +90,13 @@ def operations_of_scenario(root: Path) -> int:
     return files.operations
 
 
+some_or_all = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.eval)], ids=["some", "all"])
+
+
+@some_or_all
 @pytest.mark.parametrize("power_lost", [False, True], ids=["killed", "power_lost"])
-def test_a_stop_at_any_operation_leaves_each_publish_whole_or_absent(tmp_path: Path, power_lost: bool) -> None:
-    for stop_at in range(operations_of_scenario(tmp_path / "counted")):
+def test_a_stop_at_any_operation_leaves_each_publish_whole_or_absent(tmp_path: Path, power_lost: bool, every: int) -> None:
+    for stop_at in range(0, operations_of_scenario(tmp_path / "counted"), every):
         root = tmp_path / f"at{stop_at}"
         files = StoppingFiles(stop_at)
         publisher = StorePublisher(root, files=files)
@@ -252,8 +256,9 @@ class FullDisk(StoppingFiles):
             raise OSError(28, "No space left on device")
 
 
-def test_what_a_full_disk_stopped_can_be_tried_again(tmp_path: Path) -> None:
-    for fail_at in range(1, operations_of_scenario(tmp_path / "counted") + 1):
+@some_or_all
+def test_what_a_full_disk_stopped_can_be_tried_again(tmp_path: Path, every: int) -> None:
+    for fail_at in range(1, operations_of_scenario(tmp_path / "counted") + 1, every):
         root = tmp_path / f"full{fail_at}"
         publisher = StorePublisher(root, files=FullDisk(fail_at))
         reader = ManifestReader(root)
