@@ -28,7 +28,6 @@ from handrail_collector.store.read import StoreReader
 from harness.acknowledged import Load, loading, stored
 from harness.ports import held_port
 
-KILLS = 20
 HANGS_S = 180.0  # a step that takes this long hangs
 
 
@@ -70,19 +69,19 @@ async def collector(data: Path, port: int) -> AsyncIterator[asyncio.subprocess.P
         await child.wait()
 
 
-@pytest.mark.timeout(1200)  # 20 starts of a process, and the work of 20 lives
-async def test_acknowledged_spans_survive_kill_9_exactly_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=[pytest.mark.eval, pytest.mark.timeout(1200)])])
+async def test_acknowledged_spans_survive_kill_9_exactly_once(tmp_path: Path, kills: int) -> None:
     with held_port() as port:
         load = Load(f"http://127.0.0.1:{port}")
         async with loading(load) as sending:
-            await _kill_again_and_again(tmp_path, port, load, sending)
+            await _kill_again_and_again(tmp_path, port, load, sending, kills)
 
 
-async def _kill_again_and_again(tmp_path: Path, port: int, load: Load, sending: asyncio.Task[None]) -> None:
+async def _kill_again_and_again(tmp_path: Path, port: int, load: Load, sending: asyncio.Task[None], kills: int) -> None:
     rng = random.Random()
     seed = rng.randrange(2**32)
     rng.seed(seed)
-    for _ in range(KILLS):
+    for _ in range(kills):
         async with collector(tmp_path, port):
             seen = len(load.acknowledged)
             until = time.monotonic() + HANGS_S
@@ -106,7 +105,7 @@ async def _kill_again_and_again(tmp_path: Path, port: int, load: Load, sending: 
         child.terminate()
         await child.wait()
     kept = stored(tmp_path / "store", load)
-    print(f"\nkill -9: {KILLS} kills, {load.retries} retries, {kept.text()} (seed {seed})")
+    print(f"\nkill -9: {kills} kills, {load.retries} retries, {kept.text()} (seed {seed})")
     assert kept.whole, kept.text()
     _check_counts(StoreReader(tmp_path / "store"), load.requests)
 

@@ -56,7 +56,8 @@ def test_once_as_json(tmp_path: Path) -> None:
     assert not [name for name, pid in started.items() if alive(pid)]
 
 
-def test_a_fault_is_shown_as_handrail_tells_it_and_as_it_was() -> None:
+@pytest.mark.eval
+def test_a_fault_is_shown_as_handrail_reports_it_and_as_it_was() -> None:
     faults = ("--fault", "slow_link:p0>d0:40", "--fault", "fetch_failed:p1>d1:1")
     result = demo("--once", "--json", "--requests", "16", "--concurrency", "4", *faults)
     assert result.returncode == 0, result.stderr
