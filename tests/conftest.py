@@ -21,6 +21,18 @@ for _name in ("COLUMNS", "LINES"):  # readline leaves them in the environment of
     os.environ.pop(_name, None)
 
 GOLDEN = Path(__file__).parent / "golden"
+MEMORY = Path("/dev/shm")
+
+
+def _put_folders_in_memory() -> None:
+    """Make ``tmp_path`` a folder in memory where there is room: then no other user of the disk delays a test."""
+    if MEMORY.is_dir():
+        state = os.statvfs(MEMORY)
+        if state.f_bavail * state.f_frsize > 4 << 30 and not state.f_flag & os.ST_NOEXEC:  # some tests run what they write
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+_put_folders_in_memory()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,8 @@ def folder(tmp_path: Path) -> Path:
 
 def share(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), "--tests", ".", *flags]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_all_eval_tests_and_no_others_run_where_the_time_suffices(folder: Path) -> None:

@@ -50,7 +50,7 @@ def test_in_ci_only_what_the_machine_is_unable_to_do_is_skipped(tmp_path: Path, 
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "."],
         cwd=tmp_path,
-        env={**os.environ, "CI": ci, "PYTHONPATH": str(TESTS)},
+        env={**os.environ, "CI": ci, "PYTHONPATH": str(TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=300,
