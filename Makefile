@@ -31,7 +31,7 @@ test: setup ## the tests, in parallel (JOBS=1: one after another), in 5 minutes 
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not vllm and not grafana and not eval" $(ARGS)
 
 test-all: setup ## the same with the eval tests: referees, big fleets, every crash point (20 minutes)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not vllm and not grafana" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not vllm and not grafana" --hypothesis-profile long $(ARGS)
 
 check: setup ## format, lint, strict types
 	$(BIN)/ruff format --check .

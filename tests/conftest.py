@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, settings
 from harness.skips import UNABLE
 
 # no test may fail because the machine is busy: neither an example's time nor the time to make it is judged
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("suite", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("long", settings.get_profile("suite"), max_examples=200)  # make test-all
 settings.load_profile("suite")
 
 for _name in ("COLUMNS", "LINES"):  # readline leaves them in the environment of pytest-xdist's workers
