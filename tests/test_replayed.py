@@ -111,7 +111,7 @@ async def test_the_plugins_words_make_the_same_records_however_long_the_host_is_
 
 @roles
 @uptimes
-async def test_a_recording_that_nobody_moved_is_told_by_its_arrival(tmp_path: Path, role: str, uptime: int) -> None:
+async def test_a_recording_that_nobody_moved_is_known_by_its_arrival(tmp_path: Path, role: str, uptime: int) -> None:
     data = (builders.replayed.RECORDINGS / f"plugin/{role}.jsonl").read_bytes().splitlines()
     records, source = await played(tmp_path, data, uptime)
     reference = builders.replayed.plugin(role, 2 * HOUR, BOOTED_UNIX_NS + 2 * HOUR)

@@ -98,7 +98,7 @@ def fired(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
 
 
 @needs_alertmanager
-async def test_what_only_repeats_is_held_back_and_what_says_more_is_told(alertmanager: str) -> None:
+async def test_alerts_that_only_repeat_are_inhibited_and_others_notify(alertmanager: str) -> None:
     reports = [
         fired("EngineDown", D0),
         fired("TtftBudgetBurning", {**TTFT, "severity": "page", "window": "1h"}),

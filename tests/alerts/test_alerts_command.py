@@ -88,7 +88,7 @@ def test_one_objective_is_not_called_objectives(tmp_path: Path, capsys: pytest.C
     assert "valid; 1 objective, " in capsys.readouterr().out
 
 
-def test_days_are_told_as_days(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_days_are_shown_as_days(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slo = tmp_path / "slo.yaml"
     for window, output in (("1h", "must be at least 7d"), ("400d", "must be at most 366d")):
         slo.write_text(f"window: {window}\nobjectives: [{{signal: kv_fetch, target_percent: 99.9}}]", "utf-8")
@@ -178,7 +178,7 @@ def failure(status: int, error: str = "", headers: dict[str, str] | None = None)
 
 
 @pytest.mark.parametrize("status", [400, 422])
-async def test_a_refused_query_is_told_with_its_rules_and_what_prometheus_said(
+async def test_a_refused_query_is_reported_with_its_rules_and_prometheus_error(
     status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reason = 'invalid parameter "query": 1:9: parse error: unexpected <op:/>'
@@ -210,7 +210,7 @@ async def test_unexpected_answer_is_reported(handler: Handler, output: str, caps
     assert output in capsys.readouterr().err
 
 
-async def test_a_secured_prometheus_is_asked_with_certificates_and_its_own_token(
+async def test_a_secured_prometheus_is_queried_with_certificates_and_its_own_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ca = Authority(tmp_path)
@@ -239,7 +239,7 @@ async def test_a_secured_prometheus_is_asked_with_certificates_and_its_own_token
     assert "Prometheus's certificate is not accepted" in capsys.readouterr().err
 
 
-def test_a_prometheus_that_does_not_answer_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prometheus_that_does_not_answer_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     listener.close()

@@ -127,7 +127,7 @@ def test_there_is_no_page_without_its_alert_and_no_link_without_its_page() -> No
     assert all(name not in companions for name, companions in COMPANIONS.items())
 
 
-def test_what_holds_back_what_is_told_as_its_companion() -> None:
+def test_an_inhibiting_alert_is_a_companion_of_the_inhibited_one() -> None:
     """A page of an inhibited alert would be no surprise either."""
     for each in INHIBITIONS:
         source = re.findall(r'alertname="(\w+)"', " ".join(each.source))

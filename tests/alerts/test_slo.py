@@ -80,7 +80,7 @@ def test_D01_a_threshold_above_the_last_bucket_is_refused() -> None:
     assert "must be at most 100s" in problems_of("{signal: ttft, role: edge, threshold: 101s, target_percent: 99}")
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_every_mistake_is_reported_at_once() -> None:
     reported_output = problems_of(
         "{signal: tftt, role: edge, threshold: 2s, target_percent: 99}", "17", top="window: 3d\nlimits: {clock_bond: 1s}"
     )

@@ -151,7 +151,7 @@ def test_a_clock_that_is_wrong_moves_no_join() -> None:
     assert all(wrong[request].phases == row.phases for request, row in healthy.items())
 
 
-def test_a_prefill_whose_decode_never_comes_is_told_in_the_end() -> None:
+def test_a_prefill_whose_decode_never_comes_is_reported_in_the_end() -> None:
     reported_request_rows = rows_of([(EPOCH + 100 * MS, split_request()["p"])])
     assert [(row.scope, row.decode_host) for row in reported_request_rows] == [("engine", None)]
 

@@ -126,7 +126,7 @@ async def test_a_restart_says_nothing_twice_and_loses_nothing(tmp_path: Path) ->
     assert sorted(spans) == sorted(r.ids.span_id for r in everything)
 
 
-async def test_evidence_that_comes_after_a_restart_makes_a_new_version_of_the_row_that_was_told(tmp_path: Path) -> None:
+async def test_evidence_that_comes_after_a_restart_makes_a_new_version_of_the_published_row(tmp_path: Path) -> None:
     clock = Clock()
     edge, p, d = proxies("req-a", "t1")
     settings = StitchSettings(engine_wait_ns=SECOND, settle_ns=SECOND // 2)
@@ -259,7 +259,7 @@ async def test_what_no_column_takes_is_left_out_and_the_rest_goes_on(tmp_path: P
 
 @pytest.mark.parametrize("code", KINDS, ids=NAMES)
 @pytest.mark.parametrize("operation", ["write", "open_append", "rename", "fdatasync", "fsync_dir", "truncate"])
-async def test_a_failing_disk_is_tried_again_and_said(operation: str, code: int, tmp_path: Path) -> None:
+async def test_a_failing_disk_is_retried_and_reported(operation: str, code: int, tmp_path: Path) -> None:
     clock, files = Clock(), FailingFiles(OsFiles())
     async with running(tmp_path, clock, files=files) as (journal, pipeline):
         await send(journal, proxies("req-a", "t1"))

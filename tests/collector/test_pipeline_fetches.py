@@ -190,7 +190,7 @@ async def test_a_filter_means_the_same_in_python_and_in_sql(tmp_path: Path, want
     assert fetches(tmp_path, sort="duration", **wanted) == expected
 
 
-async def test_what_p_keeps_for_peers_is_told_with_the_age_of_the_oldest(tmp_path: Path) -> None:
+async def test_blocks_that_p_keeps_for_peers_are_exported_with_the_age_of_the_oldest(tmp_path: Path) -> None:
     clock = Clock()
     kept_ones = [
         publish(

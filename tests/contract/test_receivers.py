@@ -353,7 +353,7 @@ async def test_shutdown_lets_running_requests_end(make: Callable[..., Receiver],
 
 
 @each_receiver
-async def test_stopping_is_told_on_an_open_connection(make: Callable[..., Receiver]) -> None:
+async def test_stopping_is_announced_on_an_open_connection(make: Callable[..., Receiver]) -> None:
     gated = Gated()
     receiver = make(gated)
     await receiver.start()

@@ -445,7 +445,7 @@ SAMPLE_FILTERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fields", SAMPLE_FILTERS.values(), ids=SAMPLE_FILTERS)
-def test_samples_come_back_as_they_were_those_asked_for(store: Store, fields: dict[str, Any]) -> None:
+def test_samples_of_the_filter_come_back_unchanged(store: Store, fields: dict[str, Any]) -> None:
     samples = several_hosts()
     for start in range(0, len(samples), 40):
         store.publish([], [], {Table.GPU_SAMPLES: runs(samples[start : start + 40])})

@@ -169,7 +169,7 @@ def test_H08_what_is_absent_is_not_shown_as_0() -> None:
     assert set(zero) == {"Sidecars lost", "Unused"}
 
 
-def test_D13_what_a_prefill_pool_cannot_have_is_said_so() -> None:
+def test_D13_figures_that_a_prefill_pool_cannot_have_are_not_applicable() -> None:
     shown = {
         panel["title"]: panel["fieldConfig"]["defaults"]["noValue"] for panel in panels("decode.json") if panel["type"] != "text"
     }
@@ -207,7 +207,7 @@ def test_B18_a_peak_stands_beside_every_mean_of_a_link() -> None:
     assert any("avg_over_time" in target["expr"] for target in pools["targets"])
 
 
-def test_D05_engines_of_one_process_are_told_apart_and_one_without_the_label_is_shown() -> None:
+def test_D05_engines_of_one_process_are_distinguished_and_one_without_the_label_is_shown() -> None:
     panel = next(panel for panel in panels("decode.json") if panel["title"] == "KV cache in use")
     (target,) = panel["targets"]
     assert "by (role, instance, engine)" in target["expr"], "grouping by a label that is absent keeps the series"

@@ -97,7 +97,7 @@ def test_examples_of_provisioning_are_yaml_that_grafana_reads(tmp_path: Path, ca
     assert all(link["url"].endswith("$${__value.raw}") for link in links[1:]), "one $ would be taken for an environment variable"
 
 
-def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert main(["dashboards", "export", str(blocked / "below"), "--json"]) == 1

@@ -193,7 +193,7 @@ def test_variables_find_what_is_there(shown: Shown) -> None:
     assert options["model"]
 
 
-def test_failures_stand_under_the_model_that_was_asked(shown: Shown) -> None:
+def test_failures_count_under_the_requested_model(shown: Shown) -> None:
     (models,) = (panel for panel in shown["fleet"]["panels"] if panel["title"] == "Models and pools")
     assert "emulated-8b" in models["text"]
     assert "unknown" not in models["text"]

@@ -90,7 +90,7 @@ def test_the_plugin_is_there_before_the_engine_imports_it() -> None:
     assert f" {dict(mounts(services['plugin']))['plugin']}/; }}" in services["plugin"]["entrypoint"][2]
 
 
-def test_grafana_and_alertmanager_are_told_what_runs() -> None:
+def test_grafana_and_alertmanager_get_the_running_addresses() -> None:
     services = compose("emulated")["services"]
     grafana = services["grafana"]
     provisioning = ROOT / "dashboards/handrail_dashboards/provisioning"

@@ -94,7 +94,7 @@ def test_processes_share_a_scenario_its_faults_and_a_beginning_and_tell_the_trut
             assert truth["phases"]["kv_transfer"] >= arrival.prompt_tokens * 131_072 / (12.5e10 / 40) * 1e9
 
 
-def test_who_is_told_that_it_is_ready_may_end_it_at_once(tmp_path: Path) -> None:
+def test_a_child_may_be_ended_as_soon_as_it_is_ready(tmp_path: Path) -> None:
     code = (
         "import asyncio, os, pathlib, signal\n"
         "from aiohttp import web\n"

@@ -113,7 +113,7 @@ def test_what_is_seen_of_it() -> None:
     )
 
 
-def test_tokens_that_are_computed_again_are_told_apart() -> None:
+def test_tokens_that_are_computed_again_are_counted_apart() -> None:
     fault = parse("preemption_storm:d0:2", SPLIT.hosts())
     run = ran(VirtualRunSettings(scenario=SPLIT, requests=60, seed=3, faults=(fault,)))
     step_observations = list(steps(run.steps, {host: HostClock() for host in run.steps}))

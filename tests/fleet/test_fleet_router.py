@@ -72,7 +72,7 @@ async def test_the_two_steps() -> None:
     ("drop", "prefill", "decode"),
     [(None, True, True), ("prefill", False, True), ("decode", True, False), ("both", False, False)],
 )
-async def test_the_trace_context_is_dropped_where_asked(drop: str | None, prefill: bool, decode: bool) -> None:
+async def test_the_trace_context_is_dropped_where_set(drop: str | None, prefill: bool, decode: bool) -> None:
     async with between_workers(drop_traceparent=drop) as (url, p, d):
         await post(url)
     assert ("traceparent" in p.seen[0][0], "traceparent" in d.seen[0][0]) == (prefill, decode)

@@ -137,7 +137,7 @@ def test_a_fault_touches_nobody_before_its_time() -> None:
     assert slow(run)
 
 
-def test_clock_faults_change_what_is_said_and_not_what_is_true() -> None:
+def test_clock_faults_change_the_records_and_not_the_truth() -> None:
     run = simulate_run("clock_offset:d0:2", "clock_drift:p1:200")
     assert truths(run) == truths(simulate_run())
 
@@ -251,7 +251,7 @@ def test_the_published_traces_can_be_replayed() -> None:
         assert all(truth.outcome is TrueOutcome.OK for truth in run)
 
 
-def test_what_cannot_run_is_said(tmp_path: Path) -> None:
+def test_a_run_that_is_impossible_raises(tmp_path: Path) -> None:
     with pytest.raises(SimulationError, match="KV blocks"):
         simulate(VirtualRunSettings(scenario=replace(SPLIT, kv_blocks=100), requests=50))
     with pytest.raises(SimulationError, match="ends in one of"):
@@ -309,7 +309,7 @@ def test_a_failed_load_says_what_vllm_says_of_it() -> None:
         assert (edge.error, edge.status, edge.first_token_ns) == (True, 200, None)
 
 
-def test_a_hung_request_is_not_said_to_have_ended() -> None:
+def test_a_hung_request_is_not_reported_as_ended() -> None:
     hung = next(one for one in simulate_run("kv_pressure:d0:1") if one.truth.outcome is TrueOutcome.HUNG)
     statement = observe(SPLIT, hung.flight, ())
     edge, decode = statement[0], statement[-1]

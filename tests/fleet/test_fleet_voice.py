@@ -109,7 +109,7 @@ async def test_requests_fetches_and_kept_blocks_of_a_healthy_pair(tmp_path: Path
     ("fault", "effect"),
     [("fetch_failed:p0>d0:1", FetchEffect.FAILED), ("fetch_recomputed:p0>d0:1", FetchEffect.RECOMPUTED)],
 )
-async def test_a_fetch_that_fails_is_told_with_the_engines_word_and_its_line(
+async def test_a_failed_fetch_is_reported_with_the_engines_word_and_its_line(
     tmp_path: Path, fault: str, effect: FetchEffect
 ) -> None:
     async with received_events(tmp_path, fault, recompute=effect is FetchEffect.RECOMPUTED) as pair:
@@ -126,7 +126,7 @@ async def test_a_lease_that_ends_and_a_read_that_comes_after_it(tmp_path: Path) 
         assert pair.of(pair.p, KvPublish)[0].expired_ns is not None
 
 
-async def test_a_process_that_stands_still_is_told_as_the_plugin_tells_it(tmp_path: Path) -> None:
+async def test_a_paused_process_is_reported_as_the_plugin_reports_it(tmp_path: Path) -> None:
     def paused(of: list[Observation]) -> list[ProcessEvent]:
         return [each for each in of if isinstance(each, ProcessEvent) and each.kind is ProcessEventKind.PAUSED]
 
@@ -147,7 +147,7 @@ def test_the_emulated_watch_is_that_of_the_plugin() -> None:
 
 
 @given(st.lists(st.integers(1, 3_000_000_000), min_size=1, max_size=40))
-def test_every_pause_is_told_once_however_often_it_is_looked(passed: list[int]) -> None:
+def test_every_pause_is_reported_once_however_often_it_is_polled(passed: list[int]) -> None:
     by = Hindrance(7, 0.0, 4_000_000_000, 300_000_000, 0, None)
     spoken, statements = _speaking(by)
     began = now = spoken._watched_ns
@@ -164,7 +164,7 @@ async def test_an_engine_without_the_variable_says_nothing(tmp_path: Path) -> No
 
 
 @given(st.lists(st.text(max_size=3000), max_size=40))
-def test_whatever_is_said_comes_as_datagrams_that_the_sidecar_reads(lines: list[str]) -> None:
+def test_all_events_become_datagrams_that_the_sidecar_reads(lines: list[str]) -> None:
     with TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
         bound.bind(f"{folder}/s")
         bound.setblocking(False)

@@ -185,7 +185,7 @@ def test_the_nearest_key_is_found_anywhere(key: str, expected: str | None) -> No
         pytest.param("spool: {dir: ~nobody-here-9/x}", "spool.dir", "names a home folder", id="home"),
     ],
 )
-def test_a_broken_rule_is_said(text: str, path: str, words: str) -> None:
+def test_a_broken_rule_is_reported(text: str, path: str, words: str) -> None:
     assert words in problems(text)[path].rule
 
 

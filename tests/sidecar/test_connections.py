@@ -57,7 +57,7 @@ def test_nothing_is_remembered_of_peers_that_left() -> None:
     assert doors.open == 0
 
 
-def test_refusals_are_said_once_a_reason_and_again_after_a_quiet_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_refusals_are_logged_once_a_reason_and_again_after_a_quiet_minute(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     doors = gate(listener=2, peer=1, clock=clock)
     for peer in (A, A, A, B, C, C):

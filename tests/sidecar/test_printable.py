@@ -85,7 +85,7 @@ def test_json_means_the_same(text: str) -> None:
 @given(
     st.dictionaries(st.tuples(TEXT, st.sampled_from(["\\x1b", "\x1b", "\\x1b\\x1b", "\x1b\\x1b", "\\x1b\x1b"])), st.integers())
 )
-def test_no_series_is_lost_or_told_twice(series: dict[tuple[str, ...], int]) -> None:
+def test_no_series_is_lost_or_printed_twice(series: dict[tuple[str, ...], int]) -> None:
     shown = printable_series(series)
     assert sorted(shown.values()) == sorted(series.values())
     assert all(map(is_printable, (value for labels in shown for value in labels)))

@@ -38,7 +38,7 @@ def test_the_upstream_names_the_instance_before_the_metrics_page() -> None:
     assert config(text).instance == "127.0.0.1:8200"
 
 
-def test_mistakes_are_told() -> None:
+def test_mistakes_are_reported() -> None:
     assert "log.files" in problems("instance: a:1\nlog: {files: [x, x]}\n")
     assert "log.files (its log) or metrics.url" in problems("instance: a:1\n")["listen"]
     assert "no metrics.url" in problems("log: {files: [x]}\n")["instance"]

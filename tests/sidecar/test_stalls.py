@@ -77,7 +77,7 @@ def test_the_rule(gaps_ms: list[int], found: list[int]) -> None:
     assert lengths(stalls_of([gap * MS for gap in gaps_ms])) == found
 
 
-def test_what_is_told_of_one() -> None:
+def test_a_stall_has_these_facts() -> None:
     gaps = [25 * MS] * 100 + [220 * MS] + [25 * MS] * 3
     assert stalls_of(gaps) == Stalls(
         count=1,
@@ -87,7 +87,7 @@ def test_what_is_told_of_one() -> None:
     )
 
 
-def test_many_are_counted_and_the_longest_told_by_time() -> None:
+def test_many_stalls_are_counted_and_the_longest_reported_by_time() -> None:
     gaps = []
     for number in range(100):
         gaps += [20 * MS] * 4 + [(100 + number) * MS]
@@ -148,7 +148,7 @@ def test_every_stall_is_one_by_the_rule_and_every_other_gap_is_none(gaps: list[i
         assert all(stall.end_ns == sum(gaps[: stall.index + 1]) for stall in found.longest)
 
 
-def test_what_the_client_did_not_take_is_told_of_the_stalls_that_it_lies_in() -> None:
+def test_time_in_which_the_client_did_not_read_belongs_to_the_stalls_around_it() -> None:
     gaps = [20 * MS] * 10 + [500 * MS] + [20 * MS] * 10
     found = stalls_of(gaps)
     assert found is not None

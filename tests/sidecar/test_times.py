@@ -82,7 +82,7 @@ def test_what_is_no_time_says_what_is(text: str) -> None:
     assert repr(text)[1:-1] in str(caught.value) or text[1:] in str(caught.value)
 
 
-def test_a_bare_small_number_is_told_from_a_time() -> None:
+def test_a_bare_small_number_is_distinguished_from_a_time() -> None:
     with pytest.raises(TimeError, match="for 15 minutes ago write -15m"):
         parse_time("15", NOW)
 
@@ -190,6 +190,6 @@ def test_a_period_of_times_of_day_may_begin_yesterday() -> None:
         pytest.param("..now", "is not a time", id="no-beginning"),
     ],
 )
-def test_what_is_no_period_is_told(text: str, output: str) -> None:
+def test_what_is_no_period_is_reported(text: str, output: str) -> None:
     with pytest.raises(TimeError, match=output):
         parse_period(text, parse_time("2026-11-29T09:00:00Z", 0), timezone.utc)

@@ -127,7 +127,7 @@ def decided(bed: Bed, wanted: dict[str, tuple[str, ...]], figures: Figures, what
     return {name: rows[name][0] for name in wanted}
 
 
-def test_a_stopped_core_is_hung_behind_a_200_and_what_stood_in_it_goes_on(decode: Bed, figures: Figures) -> None:
+def test_a_stopped_core_is_hung_behind_a_200_and_its_requests_resume(decode: Bed, figures: Figures) -> None:
     (core,) = processes(decode.engines["decode"], CORE)
     neighbour = streaming(decode, "stop-neighbour")
     os.kill(core, signal.SIGSTOP)
@@ -174,7 +174,7 @@ def test_a_missing_engine_id_ends_d_when_the_client_gives_up(decode: Bed, figure
     assert decode.wait_event("dead", core).role == "decode"
 
 
-def test_an_engine_that_is_told_to_end_is_stopped_and_its_requests_are_given_up(decode: Bed, figures: Figures) -> None:
+def test_an_engine_on_sigterm_is_stopped_and_its_requests_are_given_up(decode: Bed, figures: Figures) -> None:
     (core,) = processes(decode.engines["decode"], CORE)
     neighbour = streaming(decode, "term-neighbour")
     decode.stop("decode")

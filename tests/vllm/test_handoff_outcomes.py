@@ -280,7 +280,7 @@ def test_what_the_client_got_is_another_matter(outcome_row: OutcomeRow) -> None:
             assert (row.outcome, each.result.answer.error) == ("ok", None), row
 
 
-def test_every_verdict_says_who_said_so(outcome_row: OutcomeRow) -> None:
+def test_every_verdict_names_its_source(outcome_row: OutcomeRow) -> None:
     bare = [(each.request_id, each.expected) for each in outcome_row.sent if not outcome_row.rows[each.request_id][0].kv_evidence]
     assert not bare, bare[:5]
 

@@ -113,7 +113,7 @@ def test_a_client_that_goes_while_kv_is_on_its_way(observed: ObservedPair) -> No
     assert [e.outcome for e in left] == [Outcome.CLIENT_DISCONNECT]
 
 
-def test_never_fetched_expires_and_a_read_after_that_is_told(observed: ObservedPair) -> None:
+def test_kv_never_fetched_expires_and_a_later_read_is_reported(observed: ObservedPair) -> None:
     requested_ns = time.monotonic_ns()
     params = observed.prefill_step(prompt("late"), "late")
     expired = observed.prefill.publish_of("late", lambda p: p.expired_ns is not None, timeout_s=LEASE_S + 120)

@@ -55,7 +55,7 @@ def is_alive(pid: int) -> bool:
     return state != "Z"  # a zombie has ended; its adopter has not reaped it yet
 
 
-def test_it_is_ready_when_it_answers_and_ends_when_told(tmp_path: Path) -> None:
+def test_a_child_is_ready_when_it_answers_and_ends_on_request(tmp_path: Path) -> None:
     port = free_port()
     with python("server", SERVER, str(port), folder=tmp_path) as child:
         child.wait_http(f"http://127.0.0.1:{port}/", deadline_s=soon())

@@ -96,7 +96,7 @@ def test_a_finished_installation_is_left_alone(tmp_path: Path) -> None:
 
 
 @needs_ability(os.uname().machine == "x86_64", "x86_64: on others the script refuses earlier")
-def test_a_machine_without_python_3_11_is_told_what_to_do(tmp_path: Path) -> None:
+def test_a_machine_without_python_3_11_gets_instructions(tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("bash", "uname", "dirname", "mkdir"):

@@ -106,7 +106,7 @@ async def test_a_question_that_makes_no_sense_is_refused(api: Api, parameters: d
     assert (status, body["error"]["what"]) == (400, what)
 
 
-async def test_an_unknown_counter_is_told_what_there_is(api: Api) -> None:
+async def test_an_unknown_counter_is_answered_with_the_known_ones(api: Api) -> None:
     status, body = await api.get("/api/v1/samples", kind="gpu", name="utilisation_ratio")
     assert (status, body["error"]["nearest"][0]) == (400, "utilization_ratio")
     assert "power_watts" in body["error"]["valid"]

@@ -204,7 +204,7 @@ async def test_an_id_that_nobody_has_gives_the_nearest(api: Api) -> None:
     [("/api/v1/request", 404), ("/api/v1/requests/" + "x" * 600, 400), ("/api/v1/requests/abc?limit=1", 400)],
     ids=["endpoint", "long_id", "parameter_beside_an_id"],
 )
-async def test_what_is_not_there_is_told_as_json(api: Api, path: str, status: int) -> None:
+async def test_a_missing_resource_is_reported_as_json(api: Api, path: str, status: int) -> None:
     found, body = await api.get(path)
     assert found == status
     assert set(body["error"]) == {"what", "where", "valid", "nearest"}
@@ -221,7 +221,7 @@ async def test_status_health_and_the_page(api: Api) -> None:
     assert all(name in page for name in (*PARAMETERS, "/api/v1/requests/{id}", "/metrics"))
 
 
-async def test_a_damaged_store_is_told(api: Api) -> None:
+async def test_a_damaged_store_is_reported(api: Api) -> None:
     (api.root / MANIFEST).write_bytes(b"00000000 {}\n" * 2)
     status, body = await api.get("/api/v1/requests")
     assert status == 500
@@ -240,7 +240,7 @@ class HeldReader(StoreReader):
         return super().requests(wanted)
 
 
-async def test_questions_beyond_the_bound_are_told_to_come_back(tmp_path: Path) -> None:
+async def test_queries_beyond_the_bound_get_a_retry_time(tmp_path: Path) -> None:
     reader = HeldReader(tmp_path)
     server = ApiServer(reader, Live(), dict, "127.0.0.1", 0)
     await server.start()

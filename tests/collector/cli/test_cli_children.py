@@ -56,7 +56,7 @@ def test_a_child_says_where_it_listens(children: Children) -> None:
 
 
 @pytest.mark.parametrize(("code", "status"), [("print('no port'); raise SystemExit(3)", 3), ("print('no port')", 0)])
-def test_an_early_end_is_told_with_the_last_output(children: Children, code: str, status: int) -> None:
+def test_an_early_end_is_reported_with_the_last_output(children: Children, code: str, status: int) -> None:
     child = start(children, "one", code)
     with pytest.raises(ChildError, match=rf"one ended with status {status}[^|]*\| no port"):
         children.wait_ready([child], 90)

@@ -79,7 +79,7 @@ def test_an_attempt_that_was_abandoned_went_there_too() -> None:
     assert str(render(one).title).endswith("their KV: 1 ok; 1 refused by a prefill host; 3 preemptions")
 
 
-def test_what_is_told_stands_beside_what_is_true() -> None:
+def test_findings_are_printed_beside_the_truth() -> None:
     [(text, fault)] = checked(["slow_link:p0>d0:8"])
     one = struck(text, fault, TRUTHS, ROWS)
     assert plain(one) == {
@@ -115,6 +115,6 @@ def test_where_all_are_struck_nobody_is_elsewhere_and_failed_ones_count() -> Non
         ("clock_offset:*:5", "keep this machine's clock"),
     ],
 )
-def test_what_cannot_be_had_is_said(text: str, says: str) -> None:
+def test_an_impossible_fault_is_reported(text: str, says: str) -> None:
     with pytest.raises(CliError, match=says):
         checked([text])

@@ -142,7 +142,7 @@ def test_equal_folder_names_become_letters(tmp_path: Path, capsys: pytest.Captur
         pytest.param(["DATA", "DATA", "--scope", "engine"], 1, "no requests of scope engine", id="scope"),
     ],
 )
-def test_what_cannot_be_compared_is_told(
+def test_incomparable_arms_are_reported(
     argv: list[str], code: int, output: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()

@@ -104,7 +104,7 @@ def test_by_default_it_ended_just_now(
         (["--requests", "10001"], "--requests 10001", []),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_is_made(
+def test_an_impossible_setting_is_reported_before_anything_is_made(
     arguments: list[str],
     what: str,
     nearest: list[str],
@@ -122,7 +122,7 @@ def test_what_cannot_be_is_told_before_anything_is_made(
 
 
 @pytest.mark.parametrize("flag", ["--scenario", "--profile"])
-def test_a_file_that_is_no_yaml_is_told_on_one_line(flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_yaml_is_reported_on_one_line(flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "fleet.yaml"
     data = ["--data", str(tmp_path / "run")] if flag == "--scenario" else []
     for content, reported_output in (
@@ -145,7 +145,7 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFix
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_trace_that_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_trace_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bad.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", encoding="utf-8")
     assert main(demo(tmp_path / "run", "--trace", str(tmp_path / "bad.csv"))) == 1
     assert "bad.csv: line 2" in capsys.readouterr().err
@@ -159,7 +159,7 @@ def test_a_start_in_the_past_needs_no_equals_sign(tmp_path: Path, capsys: pytest
     assert 0 <= away_ns < 3600 * 10**9
 
 
-def test_of_two_runs_into_one_folder_one_is_told(
+def test_of_two_runs_into_one_folder_one_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second run begins while the first one simulates and has stored nothing yet."""
@@ -178,7 +178,7 @@ def test_of_two_runs_into_one_folder_one_is_told(
     assert len(stored(tmp_path / "run", capsys)) == 60
 
 
-def test_a_store_that_somebody_took_meanwhile_is_told(
+def test_a_store_that_another_process_took_meanwhile_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fly = virtual_run.ran

@@ -80,7 +80,7 @@ def bundled(name: str) -> Scenario:
 # --- the two pairs ----------------------------------------------------------------------------------------------------------
 
 
-def test_B02_the_l40s_pair_fails_on_peer_to_peer_and_is_told_its_1_3_seconds(
+def test_B02_the_l40s_pair_fails_on_peer_to_peer_and_reports_1_3_seconds(
     l40s_pair: tuple[FakeNvml, tuple[str, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The rate is that of the published measurement.
@@ -233,7 +233,7 @@ def test_what_is_refused_ends_with_2(flags: tuple[str, ...], message: str, capsy
     ],
     ids=["binary", "nul", "cut"],
 )
-def test_what_is_no_yaml_is_told_with_what_is_read(
+def test_a_file_that_is_no_yaml_is_reported_with_the_readable_formats(
     content: bytes, output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "pair.yaml"
@@ -265,9 +265,7 @@ def test_of_a_folder_it_says_how_it_becomes_a_file(
     assert not_by not in reported_output
 
 
-def test_a_sidecars_configuration_that_is_wrong_is_told_a_line_a_problem(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_sidecar_configuration_is_reported_one_line_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "sidecar.yaml"
     file.write_text("role: decode\nlisten: nowhere\nspol: {}\n", "utf-8")
     assert main(["doctor", "--config", str(file)]) == 2

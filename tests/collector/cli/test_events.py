@@ -156,7 +156,7 @@ def test_nothing_known_is_an_answer_and_says_where_it_looked(root: Path, capsys:
         (["--since", "-1h", "--until", "-2h"], "since is not before"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(root: Path, flags: list[str], what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_query_is_refused(root: Path, flags: list[str], what: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["events", "--data", str(root), *flags]) == 2
     assert what in capsys.readouterr().err
 

@@ -124,7 +124,7 @@ def test_a_queue_on_one_host_is_named_with_the_time_it_held(folders: dict[str, P
     assert named["examples"]
 
 
-def test_failures_are_told_by_outcome_and_place(folders: dict[str, Path], capsys: Capture) -> None:
+def test_failures_are_listed_by_outcome_and_place(folders: dict[str, Path], capsys: Capture) -> None:
     (scope,) = explained_json(folders["fetch_failed"], capsys)["scopes"]
     failures = scope["failures"]
     assert failures["requests"] == sum(failures["by_outcome"].values()) > 50
@@ -194,9 +194,7 @@ def test_an_empty_period_says_when_the_latest_request_was(folders: dict[str, Pat
         pytest.param(("--fast", "--exact"), "not allowed with argument", id="both"),
     ],
 )
-def test_what_is_wrong_on_the_command_line_is_told(
-    folders: dict[str, Path], flags: tuple[str, ...], output: str, capsys: Capture
-) -> None:
+def test_a_wrong_command_line_is_reported(folders: dict[str, Path], flags: tuple[str, ...], output: str, capsys: Capture) -> None:
     assert main(["explain", "--data", str(folders["healthy"]), *flags]) == 2
     assert output in capsys.readouterr().err
 

@@ -138,7 +138,7 @@ def test_hosts_that_do_not_stand_out_and_may_be_chance_are_left_out() -> None:
     assert "p7>d7" in "\n".join(shown(answer(hint, *noise, verdict="nothing_stands_out"), 100))
 
 
-def test_a_model_that_is_not_there_is_told_with_the_nearest() -> None:
+def test_an_unknown_model_is_reported_with_the_nearest() -> None:
     nothing = {**answer(), "scopes": [], "model": "lama-8b", "models": ["llama-8b"]}
     text = "\n".join(shown(nothing, 100))
     assert "no request of the model 'lama-8b'" in text

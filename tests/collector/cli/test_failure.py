@@ -26,7 +26,7 @@ def test_without_lines_the_json_is_that_of_the_api() -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_what_a_part_of_the_demo_said_last_is_shown_line_by_line(
+def test_the_last_output_of_a_part_of_the_demo_is_shown_line_by_line(
     as_json: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(_: object) -> int:
@@ -41,7 +41,7 @@ def test_what_a_part_of_the_demo_said_last_is_shown_line_by_line(
     assert "its output (c.log):\n    | one\n    | two\n  where:   " in output
 
 
-def test_an_answer_that_a_demo_cannot_use_is_told_with_where_the_logs_are(
+def test_an_answer_that_a_demo_cannot_use_is_reported_with_the_place_of_the_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(_: object) -> int:

@@ -125,7 +125,7 @@ def test_as_it_looks(folder: Path, capsys: Capture, golden: Golden, monkeypatch:
     golden(f"cli/links_{width}.txt", capsys.readouterr().out)
 
 
-def test_the_links_that_moved_less_are_told_as_one(folder: Path, capsys: Capture) -> None:
+def test_the_links_that_moved_less_are_one_line(folder: Path, capsys: Capture) -> None:
     answer = links_json(folder, capsys, "--limit", "1")
     assert len(answer["links"]) == 1
     assert answer["other"] == {"links": 2, "kv_fetches": 61, "moved_bytes": 60 * 470_000_000, "slow": 1}

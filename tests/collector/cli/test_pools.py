@@ -47,7 +47,7 @@ def test_what_is_not_known_says_why_and_without_gpus_there_is_no_section() -> No
     assert rendered_pools() == []
 
 
-def test_gpus_that_may_be_either_roles_are_told_with_what_would_tell_them_apart() -> None:
+def test_gpus_that_may_belong_to_either_role_are_shown_with_the_missing_evidence() -> None:
     shared = [replace(P, role=role, instance=f"p0:{port}") for role, port in (("prefill", 8000), ("decode", 9000))]
     text = " ".join(line.strip() for line in rendered_pools(*shared))
     assert text.count("1 GPU is sampled beside engines of more than one role") == 2

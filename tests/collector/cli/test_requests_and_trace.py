@@ -166,7 +166,7 @@ def ask(request: pytest.FixtureRequest, data: Path, api: str) -> Ask:
     return run
 
 
-async def test_requests_are_listed_in_the_order_asked_for(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_requests_are_listed_in_the_requested_order(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     assert await ask("requests", "--sort", "prefill_queue", "--since", "2026-11-01", "--scope", "edge") == 0
     lines = capsys.readouterr().out.splitlines()
     assert "prefill_queue" in lines[0]
@@ -249,7 +249,7 @@ def test_an_empty_store_asks_whether_sidecars_send(tmp_path: Path, capsys: pytes
     assert "do the sidecars send there" in capsys.readouterr().out
 
 
-def test_a_folder_without_a_store_and_a_damaged_one_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_store_and_a_damaged_one_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["requests", "--data", str(tmp_path)]) == 1
     assert "no store here (yet)" in capsys.readouterr().err
     (tmp_path / "manifest.jsonl").write_bytes(b"00000000 {}\n00000000 {}\n")
@@ -262,7 +262,7 @@ def test_an_empty_id_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> Non
     assert "the ID is empty" in capsys.readouterr().err
 
 
-async def test_a_trace_shows_its_hand_off_with_who_said_so(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_trace_shows_its_hand_off_with_the_source_of_each_figure(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     assert await ask("trace", "user-42-7") == 0
     text = capsys.readouterr().out
     assert "KV hand-off\nP 10.0.0.1:8100 → D 10.0.0.2:8200   ok" in text

@@ -30,7 +30,7 @@ def test_the_table_is_drawn_as_before(width: int, sort: str, golden: Callable[[s
 
 
 @pytest.mark.parametrize("width", range(60, 240, 7))
-def test_no_line_is_wider_than_asked(width: int) -> None:
+def test_no_line_is_wider_than_requested(width: int) -> None:
     lines = table(MIXED, width).splitlines()
     assert len(lines) == len(MIXED) + 1
     assert max(map(len, lines)) <= width
@@ -48,7 +48,7 @@ def test_the_figure_sorted_by_is_shown() -> None:
     assert "1.30 s" in line
 
 
-def test_rows_that_share_an_id_are_told_apart_by_their_own() -> None:
+def test_rows_that_share_an_id_are_distinguished_by_their_own() -> None:
     rows = [ROWS["ordinary"], replace(ROWS["ordinary"], request_id="aaaaaaaaaaaaaaaa")]
     lines = table(rows, 80, own_ids=True).splitlines()
     assert [line.split()[0] for line in lines] == ["request", "00f067aa0ba902b7", "aaaaaaaaaaaaaaaa"]

@@ -55,7 +55,7 @@ ERROR = json.dumps({"error": {"what": "unknown parameter 'outcme'", "where": "q"
         pytest.param(503, ERROR, "unknown parameter 'outcme'", 1, id="not-ready"),
     ],
 )
-def test_an_answer_of_another_kind_is_told(status: int, body: bytes, what: str, exit_code: int) -> None:
+def test_an_answer_of_another_kind_is_reported(status: int, body: bytes, what: str, exit_code: int) -> None:
     with server(status, body) as url, pytest.raises(CliError) as caught:
         HttpBackend(url).requests(RequestFilter())
     assert what in caught.value.what
@@ -70,12 +70,12 @@ def test_no_answer_says_where_to_look(url: str) -> None:
     assert "HANDRAIL_API" in caught.value.valid
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CliError, match="no such folder"):
         StoreBackend(tmp_path / "none")
 
 
-def test_only_what_was_asked_for_is_sent() -> None:
+def test_only_the_given_filters_are_sent() -> None:
     assert query_parameters(RequestFilter()) == {}
     request_filter = RequestFilter(since_unix_ns=5, sort="ttft", descending=False, min_ttft_ns=7, limit=3)
     assert query_parameters(request_filter) == {

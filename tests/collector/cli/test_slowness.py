@@ -45,7 +45,7 @@ def slowness_text(row: RequestRow, rows: list[RequestRow]) -> dict[str, Any]:
     return found
 
 
-def test_what_is_said(golden: Callable[[str, str], None]) -> None:
+def test_slowness_texts_are_the_golden_ones(golden: Callable[[str, str], None]) -> None:
     lines = []
     for name, change in CASES.items():
         rows, touched = period(change)
@@ -65,7 +65,7 @@ def test_what_is_said(golden: Callable[[str, str], None]) -> None:
     golden("cli/slowness.txt", "\n".join(lines) + "\n")
 
 
-def test_a_process_that_stood_still_is_said_instead_of_what_a_phase_usually_is() -> None:
+def test_a_paused_process_is_named_instead_of_the_usual_time_of_a_phase() -> None:
     """A pause hides the usual hint about the phase.
 
     Somebody who looks for free KV blocks does not find out that the engine had no processor.
@@ -118,7 +118,7 @@ class Nothing:
 
 
 @pytest.mark.parametrize("way", ["api", "data"])
-async def test_a_store_is_asked_for_the_requests_around(way: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_store_is_queried_for_the_requests_around(way: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = ApiServer(StoreReader(data / "store"), Nothing(), dict, "127.0.0.1", 0)
     await server.start()
     where = ["--api", f"http://{server.address[0]}:{server.address[1]}"] if way == "api" else ["--data", str(data)]

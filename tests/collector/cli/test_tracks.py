@@ -57,7 +57,7 @@ def test_the_tracks_stand_on_the_waterfalls_axis(traced: Callable[..., str], wid
     assert [line.index("1.00 s") for line in axes] == [axes[0].index("1.00 s")] * 2
 
 
-def test_a_clock_that_is_ahead_moves_the_samples_and_that_is_said(traced: Callable[..., str]) -> None:
+def test_a_clock_that_is_ahead_moves_the_samples_and_the_output_says_so(traced: Callable[..., str]) -> None:
     text = section(traced(ordinary(2 * S), pair("id-e", "id-p", 2 * S - MS, 2 * S + 2 * MS)))
     assert "moved by 2.00 s, by which its clock is ahead, and in its place within ±1.50 ms (host-p's clock)" in text
     assert "drawn by host-d's own clock; how far it is off the one that 0 is read on is not known" in text

@@ -81,7 +81,7 @@ def test_a_short_phase_is_not_drawn_long() -> None:
     assert "▏" in next(line for line in lines if line.startswith("decode_respond"))
 
 
-def test_a_sum_that_does_not_close_is_said() -> None:
+def test_a_sum_that_does_not_close_is_reported() -> None:
     row = request_row(spread(), ttft_token_ns=200 * MS)
     assert "The phases sum to 110 ms, not to 200 ms." in drawn(row)
 

@@ -124,7 +124,7 @@ def test_the_hand_off_is_bounded_where_no_transfer_was_measured(arms: list[Arm])
     assert split.handoff.between_ns.value == pytest.approx(6.2 * MS)  # not a part of it
 
 
-def test_the_hand_off_is_told_exactly_where_it_was_measured(tmp_path: Path, arms: list[Arm]) -> None:
+def test_the_hand_off_is_exact_where_it_was_measured(tmp_path: Path, arms: list[Arm]) -> None:
     kv = (phase("kv_wait", 3, "decode"), phase("kv_transfer", 40, "decode"), phase("prefill_compute", 60, "prefill"))
     made = [
         request_row((*kv, phase("unattributed", 5, "prefill")), request_id=f"{n:016x}", started_unix_ns=STARTED + n * S)

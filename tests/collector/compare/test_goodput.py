@@ -42,7 +42,7 @@ def test_a_request_is_judged(request_: dict[str, Any], judged: bool, ttft: bool,
 
 
 @pytest.mark.parametrize(("of", "met"), [("p99", False), ("max", False), ("mean", True)])
-def test_the_gap_objective_is_about_what_is_asked(of: str, met: bool) -> None:
+def test_the_gap_objective_judges_the_configured_figure(of: str, met: bool) -> None:
     two = np.array([0.0, 1e9])
     stutters = sample(
         two, two * 0 + 100 * MS, gap_p99_ns=two * 0 + 60 * MS, gap_max_ns=two * 0 + 90 * MS, per_token_ns=two * 0 + 21 * MS
@@ -101,7 +101,7 @@ def test_shares_that_rise_with_the_rate_by_chance_are_pooled() -> None:
     assert found.estimate == pytest.approx(2 + 2 * (0.94 - 0.9) / (0.94 - 0.5))
 
 
-def test_a_lower_rate_that_missed_what_a_higher_one_reached_is_told() -> None:
+def test_a_lower_rate_that_missed_a_goal_which_a_higher_one_met_is_reported() -> None:
     found = goodput([level(1, 0.5, 0.45, 0.55), level(2, 0.97, 0.95, 0.98)], GOAL, gpus=1)
     assert found.contradicts
     assert found.estimate is None

@@ -64,7 +64,7 @@ def test_a_block_outlasts_the_memory_of_the_queue() -> None:
     assert not calm.drifts
 
 
-def test_a_queue_that_only_grows_is_said_to_drift() -> None:
+def test_a_queue_that_only_grows_is_reported_as_drift() -> None:
     started = np.arange(1000).astype(np.float64) * S
     (level,) = levels_of(arriving(started, np.array([S * (1 + 0.6 * at) for at in range(1000)])))
     assert level.drifts

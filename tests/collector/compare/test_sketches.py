@@ -62,7 +62,7 @@ def test_what_decode_refuses_is_refused_or_read_alike(weighted: list[tuple[int, 
         pytest.param(b"\x01\x01\x05\x00\x05\xfc\xff\x7f", id="no-such-bucket"),
     ],
 )
-def test_damage_is_told(data: bytes) -> None:
+def test_damage_is_reported(data: bytes) -> None:
     good = made([(5, 1)]).encode()
     with pytest.raises(ValueError, match="gap sketch"):
         decode(pa.array([good, data, good], pa.binary()))

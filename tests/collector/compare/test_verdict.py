@@ -178,7 +178,7 @@ def test_a_split_baseline_still_reads_as_what_splitting_changes() -> None:
     assert [(pair.of, pair.to, pair.word) for pair in found.pairs] == [("B", "A", "split pays")]
 
 
-def test_before_and_after_are_told_figure_by_figure() -> None:
+def test_before_and_after_are_compared_figure_by_figure() -> None:
     found = compared([arm(1, stutter=0.3), arm(2, longer_ms=100)])
     says = {change.figure: change.says for change in found.pairs[0].changes}
     assert (says["ttft_p50_ns"], says["gap_p99_ns"], says["failed_share"]) == ("worse", "better", "no difference")

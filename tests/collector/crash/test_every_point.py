@@ -67,7 +67,9 @@ def test_a_sync_that_is_forgotten_is_seen(
     assert getattr(total(crashes), seen) > 0
 
 
-def test_a_start_that_forgets_what_it_told_is_seen(recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_forgets_published_evidence_is_seen(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = StorePublisher.open
     monkeypatch.setattr(StorePublisher, "open", lambda publisher: replace(opened(publisher), evidence={}))
     crashes = Crashes(recorded, tmp_path, every=20, again=0)

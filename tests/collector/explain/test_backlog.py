@@ -56,7 +56,7 @@ def test_what_an_engine_does_with_arrivals(name: str) -> None:
     assert replayed(came, budget) == (queue, compute)
 
 
-def test_a_visit_told_twice_counts_once() -> None:
+def test_a_visit_reported_twice_counts_once() -> None:
     once = visits((0, 1000), (10, 1000))
     twice = visits((0, 1000), (10, 1000), (0, 1000))
     assert replayed(twice, 1000) == replayed(once, 1000)
@@ -103,7 +103,7 @@ def made(count: int, seed: int) -> tuple[Arrivals, Floats, Floats]:
     return came, queue, compute
 
 
-def test_the_queue_that_would_have_been_is_told_whatever_became_of_it() -> None:
+def test_the_expected_queue_is_reported_whatever_the_outcome() -> None:
     came, queue, compute = made(1200, seed=4)
     fault = (came.hosts == "p0") & (np.arange(1200) > 400) & (np.arange(1200) < 800)
     backlog = QueueReplay.fit(came, queue + 500 * MS * fault, compute + 300 * MS * fault)
@@ -131,7 +131,7 @@ def test_a_thinned_sample_has_no_replay() -> None:
     assert QueueReplay.fit(came.at(few), queue[few], compute[few]) is None
 
 
-def test_a_visit_that_was_not_among_those_learned_from_is_not_told() -> None:
+def test_a_visit_outside_the_fit_gets_no_estimate() -> None:
     came, queue, compute = made(1200, seed=8)
     backlog = QueueReplay.fit(came, queue, compute)
     assert backlog is not None

@@ -212,7 +212,7 @@ def test_A04_what_is_counted_with_expiry_in_it_says_so() -> None:
     assert ("counts", "transport_and_expiry") not in apart.words
 
 
-def test_a_request_that_was_told_to_read_nothing_is_not_meant() -> None:
+def test_a_request_that_reads_nothing_is_not_counted() -> None:
     edge = exchange(Role.EDGE, 0, 900, rid="req-z", trace="t9", ttft_ms=300, outcome=Outcome.STREAM_ERROR)
     local = exchange(Role.DECODE, 10, 800, rid="req-z", trace="t9", parent=edge, outcome=Outcome.STREAM_ERROR)
     counted_case = attribute([edge, local], [counted()])

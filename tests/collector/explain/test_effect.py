@@ -84,7 +84,7 @@ def test_the_sentence_says_what_the_table_shows(tmp_path: Path) -> None:
     assert "on the same hosts" not in first
 
 
-def test_rows_that_name_no_host_are_not_said_to_share_one(tmp_path: Path) -> None:
+def test_rows_without_a_host_do_not_share_one(tmp_path: Path) -> None:
     nowhere = {"prefill_host": None, "decode_host": None, "prefill_instance": None, "decode_instance": None}
     scope = scope_of(tmp_path, [replace(row, **nowhere) for row in rows()])  # type: ignore[arg-type]
     assert explained_period(scope.ttft).verdict is TailVerdict.NOTHING
@@ -97,7 +97,7 @@ def test_where_all_failed_that_comes_first(tmp_path: Path) -> None:
     assert summary(scope_of(tmp_path, failed))[0].startswith("300 requests failed (100 %): 300 http_error.")
 
 
-def test_damage_is_told_without_the_query_and_with_what_to_do(tmp_path: Path) -> None:
+def test_damage_is_reported_without_the_query_and_with_the_remedy(tmp_path: Path) -> None:
     reader = store_of(tmp_path, rows(20))
     path = next(file.path for each in reader.publishes() for file in each.files if file.table is Table.REQUESTS)
     file = tmp_path / path
@@ -110,7 +110,7 @@ def test_damage_is_told_without_the_query_and_with_what_to_do(tmp_path: Path) ->
     assert "put a copy in its place" in str(raised.value)
 
 
-def test_a_model_that_nobody_asked_for_is_answered_with_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_model_is_answered_with_the_nearest(tmp_path: Path) -> None:
     reader = store_of(tmp_path, [replace(row, model=name) for row, name in zip(rows(40), ["llama-8b", "qwen"] * 20, strict=True)])
     plain = answered(reader, Question(model="lama-8b"), STARTED + 3_600_000 * MS)
     reader.close()

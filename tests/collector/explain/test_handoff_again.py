@@ -63,7 +63,7 @@ def second_decode(first_d: Outcome, *more: Any) -> StitchedRows:
 
 
 @pytest.mark.parametrize("first", [Outcome.STREAM_ERROR, Outcome.HTTP_ERROR])
-def test_a_router_that_asked_another_decode_after_the_first_had_failed_to_load(first: Outcome) -> None:
+def test_a_router_that_chose_another_decode_after_the_first_failed_to_load(first: Outcome) -> None:
     found = second_decode(first)
     assert outcomes(found) == ["retried", "ok"]
     row = found.row("req-a")

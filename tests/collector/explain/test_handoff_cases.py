@@ -102,7 +102,7 @@ def test_A03_a_reference_used_again_is_another_requests_kv_and_not_one_trace() -
     assert (found.row("req-a").kv_outcome, found.row("req-a").outcome) == ("ok", "ok")
 
 
-def test_A08_the_wait_is_told_and_is_over_the_lease_though_clocks_differ() -> None:
+def test_A08_the_wait_is_reported_as_over_the_lease_though_clocks_differ() -> None:
     given = case("A08_lease_race")
     skew = given["clock_offset_D_s"] * S
     lease, wait = given["lease_s"], given["read_start"] - given["prefill_end"]
@@ -127,7 +127,7 @@ def test_A08_the_wait_is_told_and_is_over_the_lease_though_clocks_differ() -> No
     assert one.lease_ns == 120 * SECOND
 
 
-def test_A08_kv_that_lay_for_most_of_its_lease_is_told_before_anything_expires() -> None:
+def test_A08_kv_older_than_most_of_its_lease_is_reported_before_it_expires() -> None:
     seen = split_request()
     load = fetch(134, parent=seen["d"], started_ms=97 * S, posted_ms=97 * S, done_ms=97 * S + 50, noticed_ms=97 * S + 60)
     kept = publish(105, parent=seen["p"], lease_ms=120 * S, read_ms=97 * S, freed_ms=97 * S)
@@ -152,7 +152,7 @@ def test_A10_recompute_is_no_success_of_the_fetch_though_the_client_has_its_answ
     assert at_d_only.kv_outcome == "recomputed"
 
 
-def test_A11_a_request_parked_after_its_failure_is_open_and_said_to_be() -> None:
+def test_A11_a_request_parked_after_its_failure_is_shown_as_open() -> None:
     given = case("A11_parked_after_recompute")
     failed_ms = given["R1"]["kv_failure"] * S
     load = fetch(
@@ -178,7 +178,7 @@ def test_A16_after_the_link_has_failed_no_answer_without_a_loads_good_word_is_tr
     assert "3 times" in found.row("req-b").kv_evidence[0]
 
 
-def test_A16_the_stream_that_came_of_it_is_tainted_and_its_empty_answer_is_told() -> None:
+def test_A16_the_resulting_stream_is_tainted_and_its_empty_answer_is_reported() -> None:
     """A stream after a failed load is tainted.
 
     The proxy reads the recorded stream of the case, between an edge and a D whose link fails since t0.
@@ -218,7 +218,7 @@ def test_A17_sixty_expiries_then_the_engine_dies_and_what_was_open_is_closed_as_
     assert any(f.startswith("engine_lost: prefill:8000") for f in row.findings)
 
 
-def test_A19_another_engine_at_the_address_is_told_with_the_request_that_hangs() -> None:
+def test_A19_another_engine_at_the_address_is_reported_with_the_request_that_hangs() -> None:
     seen = split_request("req-a", "t1", 0)
     load = fetch(
         134, parent=seen["d"], done_ms=None, noticed_ms=None, provisional=True, seen_ns=85 * SECOND, ended_ns=None,
@@ -265,7 +265,7 @@ def test_A21_a_prefill_that_failed_makes_the_answer_one_that_is_not_counted_as_g
     assert "prefill_error: the decode waited 299.98 s on a prefill that had failed" in row.findings
 
 
-def test_A21_the_wait_for_a_failed_prefill_is_told_while_it_goes_on() -> None:
+def test_A21_the_wait_for_a_failed_prefill_is_reported_while_it_lasts() -> None:
     _, failed, answered = _a21(case("A21_prefill_fails_decode_goes_on")["requests"][1])
     waits = times(
         Role.DECODE, 20, None, None, None, rid="cmpl-r-2-0-0000dddd", trace="r-2", provisional=True, seen_ns=100 * SECOND
@@ -360,7 +360,7 @@ def test_each_outcome_by_the_readers_own_record(of_fetch: dict[str, Any], outcom
         pytest.param(NEVER_SCHEDULED, False, ", ".join(NEVER_SCHEDULED), id="nobody tells of the load"),
     ],
 )
-def test_C15_a_failed_fetch_is_not_told_as_two_faults(dropped: tuple[str, ...], known: bool, output: str | None) -> None:
+def test_C15_a_failed_fetch_is_one_fault_not_two(dropped: tuple[str, ...], known: bool, output: str | None) -> None:
     """A failed fetch is one fault.
 
     With policy ``fail`` on vLLM 0.32 the request ends before it is scheduled, so its span's queue time is minus the uptime.

@@ -63,7 +63,7 @@ def test_the_end_of_ps_response_beside_d_is_not_on_the_path_and_the_rest_of_p_is
         (["restarted"], "engine_lost"),
     ],
 )
-def test_an_engine_that_was_told_to_end_while_it_loaded_is_told_from_one_that_died(kinds: list[str], reason: str) -> None:
+def test_an_engine_that_shut_down_during_a_load_is_distinguished_from_one_that_died(kinds: list[str], reason: str) -> None:
     seen = split_request()
     d = altered(seen["d"], outcome=Outcome.UPSTREAM_DISCONNECT, ttft_token_ns=None)
     load = fetch(134, parent=d, done_ms=None, noticed_ms=None, ended_ns=20 * MS)

@@ -58,7 +58,7 @@ def test_spans_that_cannot_be_of_this_way_part_nothing() -> None:
     assert between(row) == {"router_and_hops": 40}
 
 
-def test_on_one_host_nothing_is_told_apart_without_a_router() -> None:
+def test_on_one_host_hops_are_not_split_without_a_router() -> None:
     assert between(stitched(split_request().values()).row("req-a")) == {"router_and_hops": 40}
 
 

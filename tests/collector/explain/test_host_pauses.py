@@ -151,7 +151,7 @@ def named(folder: Path, rows: list[RequestRow]) -> list[TailCause]:
     return [each for each in causes.named if each.why]
 
 
-def test_it_is_told_once_with_the_phases_it_was_in(tmp_path: Path) -> None:
+def test_a_host_pause_is_named_once_with_its_phases(tmp_path: Path) -> None:
     rows = made(14, ("unattributed", "first_step"))
     (found,) = named(tmp_path / "a", rows)
     assert (found.why, found.place, found.requests, found.excess_ns) == ("host_pause", "d1", 14, 850 * MS)

@@ -53,7 +53,7 @@ def test_a_growth_that_may_be_much_less_is_less_likely_than_one_that_may_be_much
         assert probability_of_largest(growth, np.array(noise) * MS, np.ones((1, 2)))[0][0, 0] == first
 
 
-def test_noise_is_told_for_either_side() -> None:
+def test_noise_is_measured_for_each_side() -> None:
     random = np.random.default_rng(5)
     short_or_long = np.where(random.random(4000) < 0.7, 0.0, random.random(4000) * 100)
     less, more = noise_scale(short_or_long[:, None])[0]

@@ -292,7 +292,7 @@ def test_in_a_healthy_period_nothing_stands_out(store: Store) -> None:
     assert scope.ttft.causes.named == ()
 
 
-def test_time_without_evidence_is_told_by_the_process_that_it_lies_in(store: Store) -> None:
+def test_time_without_evidence_is_shown_by_its_process(store: Store) -> None:
     lost = PhaseRow(phase="unattributed", duration_ns=7 * 10**6, process="prefill", source="proxy", bound_ns=0)
     store.publish(
         [replace(row, phases=(*row.phases, lost), ttft_token_ns=(row.ttft_token_ns or 0) + 9 * 10**6) for row in rows(60)]
@@ -304,7 +304,7 @@ def test_time_without_evidence_is_told_by_the_process_that_it_lies_in(store: Sto
     assert by_place["path"] == 2 * 10**6, "what the phases leave of the time is not told by anyone"
 
 
-def test_a_damaged_file_is_told_with_its_name(store: Store) -> None:
+def test_a_damaged_file_is_reported_with_its_name(store: Store) -> None:
     store.publish(rows(20))
     path = next(iter(sorted(store.paths(Table.REQUESTS))))
     file = store.root / path

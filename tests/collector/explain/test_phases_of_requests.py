@@ -233,7 +233,7 @@ def test_C23_an_engine_in_a_trace_of_its_own_is_part_of_the_request_around_it() 
     assert total(row) == 9_500 * MS
 
 
-def test_C23_without_our_proxy_the_engines_second_is_all_that_is_said() -> None:
+def test_C23_without_our_proxy_only_the_engines_second_is_reported() -> None:
     (row,) = rows([two_roots()])
     assert (row.scope, row.duration_ns) == ("engine", SECOND)
 
@@ -262,7 +262,7 @@ def test_C22_the_prefill_whose_kv_was_read_is_on_the_path() -> None:
     assert table(row)["prefill", "unattributed"] == 5000
 
 
-def test_C22_a_silent_fall_back_to_a_local_prefill_is_told() -> None:
+def test_C22_a_silent_fall_back_to_a_local_prefill_is_reported() -> None:
     edge = exchange(Role.EDGE, 0, 2000, ttft_ms=900)
     failed = exchange(Role.PREFILL, 5, 5, parent=edge, status=502, outcome=Outcome.HTTP_ERROR)
     d = exchange(Role.DECODE, 15, 1900, parent=edge, ttft_ms=880)

@@ -128,7 +128,7 @@ def test_a_missing_moment_makes_it_coarser_and_never_wrong(missing: dict[str, An
     assert rest.process == "decode"
 
 
-def test_the_time_it_stood_preempted_is_told_apart() -> None:
+def test_the_time_spent_preempted_is_shown_apart() -> None:
     seen = with_plugin()
     seen["times_d"] = altered(seen["times_d"], preemptions=1, preempted_ns=30 * MS, preempted_before_first_ns=30 * MS)
     row = row_of(seen.values())

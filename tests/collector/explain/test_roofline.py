@@ -103,7 +103,7 @@ def test_of_gpus_of_two_kinds_the_estimate_is_held_against_the_ridge_that_is_nea
     ],
     ids=["no_gpus", "idle", "no_steps", "strange", "nameless", "few_steps", "no_step"],
 )
-def test_what_is_not_known_is_said_with_the_reason(gpus: tuple[GpuUse, ...], steps: dict[str, StepUse], why: str) -> None:
+def test_unknown_figures_are_reported_with_the_reason(gpus: tuple[GpuUse, ...], steps: dict[str, StepUse], why: str) -> None:
     found = pool(*gpus, **steps)
     assert (found.bound, found.how) == (RooflineBound.UNKNOWN, How.NONE)
     assert why in found.why

@@ -12,7 +12,7 @@ ENDS = np.array([200, 400], np.int64)
 TYPICAL = np.full(600, 100.0)
 
 
-def test_a_host_that_took_twice_as_long_then_is_told() -> None:
+def test_a_host_that_took_twice_as_long_is_slowed_then() -> None:
     took = np.where((HOSTS == "p0") & (STARTED >= 200) & (STARTED < 400), 200.0, 100.0)
     slowed = HostSlowdown.fit(HOSTS, STARTED, took, TYPICAL, ENDS)
     assert slowed.at(np.array(["p0", "p0", "p0", "p1"], object), np.array([199, 200, 400, 300])).tolist() == [1, 2, 1, 1]

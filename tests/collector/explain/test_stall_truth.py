@@ -63,7 +63,7 @@ def test_a_collector_that_names_another_cause_is_found_wrong() -> None:
     assert score.wrong > 0.9 * score.reported
 
 
-def test_the_goals_missed_are_told() -> None:
+def test_the_goals_missed_are_reported() -> None:
     good = Score("good", reported=100, clear=100, right=95, shuffled=100, shuffled_named=2)
     bad = Score("bad", reported=100, clear=100, right=89, shuffled=100, shuffled_named=3)
     few = Score("few", reported=5, clear=5, right=5, shuffled=100)

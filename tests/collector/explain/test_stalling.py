@@ -60,7 +60,7 @@ def counted(tmp_path: Path, stalls: Sequence[StallRow], of: PeriodQuery = WHOLE,
     return rows
 
 
-def test_a_time_in_which_streams_of_one_host_stood_still_is_one_event(tmp_path: Path) -> None:
+def test_simultaneous_stalls_of_one_host_are_one_event(tmp_path: Path) -> None:
     """Stalls of one host that overlap in time are one event.
 
     It does not matter which stream stalled longest. Stalls of another host or with another cause are other events.
@@ -95,7 +95,7 @@ def test_the_newest_version_of_a_request_counts_and_a_withdrawn_one_does_not(tmp
     assert [(row["cause"], row["stalls"]) for row in counted(tmp_path, stall_rows)] == [("kv_landing", 1)]
 
 
-def test_what_was_not_asked_for_is_not_counted(tmp_path: Path) -> None:
+def test_stalls_outside_the_query_are_not_counted(tmp_path: Path) -> None:
     stall_rows = [
         stall(-1, request="r0"),
         stall(0, request="r1"),
@@ -110,7 +110,7 @@ def test_what_was_not_asked_for_is_not_counted(tmp_path: Path) -> None:
         assert stall_counts(reader, replace(WHOLE, since_unix_ns=EPOCH + 10**15, until_unix_ns=EPOCH + 10**16), {}) == NOTHING
 
 
-def test_a_damaged_file_is_told_as_one(tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_as_damaged(tmp_path: Path) -> None:
     assert counted(tmp_path, [stall(0)])
     for file in (tmp_path / "store").rglob("*stalls*/**/*.parquet"):
         file.write_bytes(b"PAR1 and then nothing")
@@ -168,7 +168,7 @@ def answer_of(tmp_path: Path, records: Sequence[Any]) -> PeriodAnswer:
         return explain(load_period(reader, WHOLE, fast=False))
 
 
-def test_B12_sixty_gaps_are_told_as_three_events_of_a_process(tmp_path: Path) -> None:
+def test_B12_sixty_gaps_become_three_events_of_a_process(tmp_path: Path) -> None:
     expected, records = gc_of_case_B12()
     (scope,) = answer_of(tmp_path, records).scopes
     assert scope.stalls is not None

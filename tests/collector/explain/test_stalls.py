@@ -120,7 +120,7 @@ def test_one_stall_in_a_long_quiet_time_is_named_at_once_and_one_in_a_short_is_n
     )
 
 
-def test_several_steps_that_computed_prompts_are_told_together() -> None:
+def test_several_steps_that_computed_prompts_are_one_evidence() -> None:
     quiet = stream(Role.DECODE, 0, 20, [10] * 3000 + [360] + [10] * 3000, rid="req-a")
     prompts = [
         step(30_020 + at, took, prefill_tokens=tokens)
@@ -162,7 +162,7 @@ def test_a_pause_longer_than_the_prompt_tokens_in_it_is_the_cause() -> None:
     assert by_cause(stalls_of(records)[2:]) == {"host_pause": 10}
 
 
-def test_a_step_that_stood_still_with_a_few_tokens_is_no_prefill() -> None:
+def test_a_paused_step_with_a_few_tokens_is_no_prefill() -> None:
     """Those few tokens take 2 ms."""
     records, begins = at_d(gap_ms=500)
     for at in begins:
@@ -181,7 +181,7 @@ def test_a_thread_that_waits_for_a_long_step_is_no_cause_of_it() -> None:
     assert by_cause(stalls_of(records)[2:]) == {"prefill_coscheduled": 10}
 
 
-def test_a_request_that_stood_preempted() -> None:
+def test_a_request_that_waited_preempted_has_preemption_as_its_cause() -> None:
     gaps = [10.0] * 100 + [400] + [10] * 100
     seen = stream(Role.DECODE, 0, 20, gaps, rid="req-a")
     own = times(Role.DECODE, 1, 5, 18, 2500, rid="cmpl-req-a-0-0000dddd", parent=seen, preempted=(1025 * MS, 1400 * MS))
@@ -293,7 +293,7 @@ def test_a_pause_of_the_sidecar_at_the_edge_is_the_edges() -> None:
     assert stall.evidence == ("process sidecar 7 stood for 115 ms: queued",)
 
 
-def test_without_a_plugin_it_is_said_what_would_tell() -> None:
+def test_without_a_plugin_the_missing_evidence_is_named() -> None:
     (stall,) = stalls_of([stream(Role.DECODE, 0, 20, [10] * 300 + [130] + [10] * 300)])
     assert (stall.cause, stall.lift, stall.doubt) == ("unknown", None, None)
     assert stall.evidence == ("the engine does not tell what its steps run: the plugin would",)

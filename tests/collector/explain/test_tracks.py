@@ -141,7 +141,7 @@ def test_hosts_that_never_spoke_are_related_through_one_that_both_did() -> None:
     assert between(pairs, "a", "nobody") is None
 
 
-def test_line_rates_are_told_though_they_were_read_long_before(tmp_path: Path) -> None:
+def test_line_rates_are_shown_though_they_were_read_long_before(tmp_path: Path) -> None:
     device_samples = [
         sample(gpu(0, "host-p"), ROW.started_unix_ns + at * S, gauge(names.GPU_PCIE_LINE, rate), of=process("host-p"))
         for at, rate in ((-18, 31e9), (-8, 63e9), (15, 31e9))
@@ -161,7 +161,7 @@ def test_line_rates_are_told_though_they_were_read_long_before(tmp_path: Path) -
     assert last == {names.GPU_PCIE_BYTES: 1, names.GPU_PCIE_LINE: 63e9}
 
 
-def test_a_request_of_ten_minutes_is_told_in_parts(tmp_path: Path) -> None:
+def test_a_request_of_ten_minutes_is_shown_in_parts(tmp_path: Path) -> None:
     long = replace(ROW, duration_ns=600 * S)
     device_samples = [
         sample(port(), ROW.started_unix_ns + at * S // 2, counter("bytes", at * 100, "receive"), of=process("host-d"))

@@ -72,7 +72,7 @@ def test_clocks_two_seconds_off_change_no_phase(referee: Referee, clock: str) ->
 
 
 @pytest.mark.eval
-def test_failed_and_hung_requests_are_told(referee: Referee) -> None:
+def test_failed_and_hung_requests_have_the_right_outcome(referee: Referee) -> None:
     assert referee.score(BY_NAME["fetch_failed"]).outcome_right == 1
     assert referee.score(BY_NAME["kv_pressure_hung"]).outcome_right == 1
 
@@ -152,12 +152,12 @@ def test_a_wrong_answer_is_judged_wrong(
     assert judged(Score.of(name, judge.judge(wrong, "elsewhere", 0)))
 
 
-def test_a_request_that_nothing_is_said_of_is_not_right(played: list[Known]) -> None:
+def test_a_request_without_a_row_is_not_right(played: list[Known]) -> None:
     score = Score.of("silence", judge.judge([replace(known, row=None) for known in played], "p0", 0))
     assert (score.phase_right, score.host_right, score.outcome_right, score.open) == (0, 0, 0, 1)
 
 
-def test_a_missed_goal_is_told(played: list[Known]) -> None:
+def test_a_missed_goal_is_reported(played: list[Known]) -> None:
     wrong = [replace(known, row=swapped(known.row)) if known.row is not None else known for known in played]
     lines = report.missed([Score.of("wrong", judge.judge(wrong, "p0", 0))])
     assert [line.split(":")[1].split()[0] for line in lines] == ["misnamed", "phase", "host"]

@@ -12,7 +12,7 @@ from handrail_collector.explain.period.request_columns import requests_of
 from handrail_collector.explain.period.request_comparison import RequestVerdict, against, to_json
 
 
-def test_a_slow_request_is_told_by_how_much_and_why() -> None:
+def test_a_slow_request_is_reported_with_excess_and_reason() -> None:
     rows, touched = period(lambda row: {"prefill_queue": 400} if row.prefill_host == "p0" else {})
     row = rows[touched[10]]
     found = against(row, requests_of(rows), STARTED, STARTED + 1)

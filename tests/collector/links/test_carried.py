@@ -70,7 +70,7 @@ def test_fetches_far_shorter_than_a_sample_are_found_over_many_windows() -> None
     assert (found.medium, found.verdict) == (Medium.RDMA, MediumVerdict.CARRIED)
 
 
-def test_several_ports_that_share_it_are_told_together() -> None:
+def test_several_ports_that_share_it_are_shown_together() -> None:
     fetched = run()
     second = replace(RDMA, key="mlx5_1/1")
     idle = replace(RDMA, key="mlx5_2/1")
@@ -100,7 +100,7 @@ def test_too_short_a_time_tells_nothing() -> None:
     assert one(fetched, Host(host="d0", received=by(fetched))).verdict is MediumVerdict.CANNOT_TELL
 
 
-def test_fetches_at_one_pace_all_the_time_are_told_by_the_sums_or_not_at_all() -> None:
+def test_fetches_at_one_steady_pace_are_reported_by_the_sums_or_not_at_all() -> None:
     steady = [hand_off(float(at), 1.0) for at in range(-3, int(UNTIL_S) + 3)]
     quiet, busy = (one(steady, Host(host="d0", received=by(steady, background=hum))) for hum in (20_000.0, 1e9))
     assert quiet.verdict is MediumVerdict.CARRIED
@@ -237,14 +237,14 @@ def test_coincidence_is_hardly_ever_taken_for_the_carrier(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_beside_such_bursts_the_carrier_is_found_or_nothing_is_said(seed: int) -> None:
+def test_beside_such_bursts_the_carrier_is_found_or_left_open(seed: int) -> None:
     fetched = run(seed)
     mine, others = by(fetched, times=1.03), busy_with_other_things(seed)
     found = one(fetched, Host(host="d0", received=lambda at: mine(at) + others(at)))
     assert found.verdict in (MediumVerdict.CARRIED, MediumVerdict.CANNOT_TELL, MediumVerdict.PART)
 
 
-def test_only_what_was_asked_of_is_told() -> None:
+def test_only_devices_of_the_given_host_are_judged() -> None:
     fetched = run()
     hosts = [Host(host="d0", received=by(fetched)), Host(host="p0", sent=by(fetched))]
     pieces = [piece for each in fetched for piece in each.pieces]

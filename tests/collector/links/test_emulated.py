@@ -104,7 +104,7 @@ def test_H100_over_RDMA_nothing_is_wrong_and_it_runs_at_its_line_rate() -> None:
     assert not [output for output in of_period(run.lines, run.ttft_p50_ns) if "slow" in output]
 
 
-def test_a_path_that_falls_back_to_TCP_is_told_from_one_that_does_not() -> None:
+def test_a_path_that_falls_back_to_TCP_is_distinguished_from_one_that_does_not() -> None:
     """One of four links loses its peer-to-peer path.
 
     P's RDMA port is up, and the bytes move on eth0 instead.

@@ -43,7 +43,7 @@ def test_time_between_transfers_is_not_theirs() -> None:
     assert found.rate == pytest.approx(470e6)
 
 
-def test_what_a_poll_leaves_open_is_said() -> None:
+def test_what_a_poll_leaves_open_is_reported() -> None:
     """The poll that sees the end comes at 100 ms, 60 ms after the one before.
 
     So the transfer ended between 40 and 100 ms.
@@ -102,7 +102,7 @@ def test_B02_470_MB_in_1_3_s() -> None:
     assert found.rate / 1e9 == pytest.approx(case["expected"]["bandwidth_gb_s"], abs=1e-4)
 
 
-def test_B08_a_cold_start_is_told_apart_and_in_no_percentile() -> None:
+def test_B08_a_cold_start_is_listed_apart_and_in_no_percentile() -> None:
     run = [hand_off(0.0, 38.1, handshake_ns=38 * S), *(hand_off(40.0 + n, 0.06) for n in range(49))]
     found = figures(run)
     assert found.cold_ns == (38_100_000_000,)
@@ -149,7 +149,7 @@ def test_rows_of_the_store_become_hand_offs() -> None:
     assert one.counted
 
 
-def test_bytes_that_were_not_counted_are_those_of_the_blocks_and_said_to_be() -> None:
+def test_bytes_that_were_not_counted_are_derived_from_the_blocks_and_marked_so() -> None:
     found = figures(of_rows([fetch_row(1, bytes_moved=None, bytes_expected=5 * 10**7)]))
     assert (found.moved_bytes, found.counted) == (5 * 10**7, False)
 

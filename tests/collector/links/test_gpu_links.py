@@ -142,7 +142,7 @@ def test_two_lanes_of_different_kinds_are_no_answer() -> None:
     assert found.transport.transport is Transport.UNKNOWN
 
 
-def test_the_line_rate_of_nvlink_and_pcie_is_asked_back_from_the_store(tmp_path: Path) -> None:
+def test_the_line_rate_of_nvlink_and_pcie_comes_back_from_the_store(tmp_path: Path) -> None:
     publisher = StorePublisher(tmp_path / "store")
     publisher.open()
     publisher.publish(

@@ -97,7 +97,7 @@ def test_B05_time_that_goes_into_submission_is_not_the_wire() -> None:
     assert "5.9" not in texts(found)
 
 
-def test_B08_cold_start_and_time_limit_are_told_apart_from_the_link() -> None:
+def test_B08_cold_start_and_time_limit_are_kept_apart_from_the_link() -> None:
     warm = [hand_off(40.0 + n, 0.06) for n in range(49)]
     assert kinds(line([hand_off(0.0, 38.1, handshake_ns=38 * S), *warm])) == {LinkFindingKind.COLD_START}
     hung = [hand_off(n, 300.0, outcome="timed_out", moved=False) for n in range(10)]
@@ -246,7 +246,7 @@ def test_where_nothing_moved_it_is_unknown_and_says_what_was_looked_at() -> None
     )
 
 
-def test_counters_are_believed_before_the_log_and_the_contradiction_is_told() -> None:
+def test_counters_win_over_the_log_and_the_contradiction_is_reported() -> None:
     fetched = run(link=ONE_HOST)
     moved = by(fetched)
     carriers = devices([Host(host="h", device=RDMA, sent=moved, received=moved)], UNTIL_S)
@@ -299,7 +299,7 @@ def test_clocks_of_two_hosts_apart_by_a_known_bound() -> None:
     assert (known.transport.transport, unknown.transport.transport) == (Transport.TCP, Transport.UNKNOWN)
 
 
-def test_tcp_at_the_speed_of_its_network_is_told_and_not_called_slow() -> None:
+def test_tcp_at_the_speed_of_its_network_is_reported_and_not_called_slow() -> None:
     fetched = run(took_s=0.05)
     fast = replace(ETH, line_rate_bytes=12_500_000_000)
     found = line(fetched, devices(pair(fetched, fast), UNTIL_S))

@@ -19,7 +19,7 @@ def test_every_finding_has_its_row() -> None:
     assert [kind.value for kind in LinkFindingKind if f"| `{kind.value}` |" not in PAGE] == []
 
 
-def test_what_makes_a_link_slow_is_said() -> None:
+def test_the_reason_of_a_slow_link_is_reported() -> None:
     (sentence,) = [line for line in PAGE.splitlines() if "make a link *slow*" in line]
     assert all(f"`{kind.value}`" in sentence for kind in SLOW)
 

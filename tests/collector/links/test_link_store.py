@@ -81,7 +81,7 @@ async def test_a_pull_and_a_line_of_ucx_become_a_link(tmp_path: Path) -> None:
     assert link["evidence"] == ["the log of decode:8000 names tcp on eth0 as the lane of remote reads (ucx.lanes)"]
 
 
-async def test_a_line_that_is_told_again_is_one_row(tmp_path: Path) -> None:
+async def test_a_repeated_line_is_one_row(tmp_path: Path) -> None:
     await link_report(tmp_path)
     with_reader = reader(tmp_path)
     (row,) = with_reader.events(Table.LINK_FACTS, 0, 1 << 62)
@@ -104,7 +104,7 @@ async def test_what_was_pushed_moved_by_the_clock_of_P(tmp_path: Path) -> None:
     assert (row.transfer_ns, row.mode) == (40 * MS, "push")
 
 
-def test_of_a_longer_period_the_last_ones_are_told_and_that_is_said(tmp_path: Path) -> None:
+def test_a_longer_period_is_limited_to_its_last_fetches(tmp_path: Path) -> None:
     publisher = StorePublisher(tmp_path / "store")
     publisher.open()
     publisher.publish(0, 10, 10, (), (), flat={Table.KV_FETCHES: [fetch_row(n) for n in range(1, 30)]})
@@ -130,7 +130,7 @@ def test_of_a_requests_hand_offs_those_of_its_last_version_count(tmp_path: Path,
     assert most == 1 or [each.version for each in rows] == [2]
 
 
-async def test_what_a_sidecar_reads_of_a_port_is_asked_back_from_the_store(tmp_path: Path) -> None:
+async def test_readings_of_a_port_come_back_from_the_store(tmp_path: Path) -> None:
     """Port samples pass sampler, batches, journal, pipeline and store.
 
     Bytes arrive exactly, and a counter that began again is reported.

@@ -39,7 +39,7 @@ def test_B05_by_what_grew_between_the_first_and_the_last_sample() -> None:
     assert posts.share == pytest.approx(0.726, abs=0.001)
 
 
-def test_an_engine_that_began_anew_is_told_since_then() -> None:
+def test_an_engine_that_began_anew_counts_since_then() -> None:
     (posts,) = posts_of([sample(0, 100, 1000.0, 100.0), sample(60, 10, 8.0, 2.0, start=BEGAN + S)])
     assert (posts.transfers, posts.transfer_ns, posts.post_ns) == (10, 800_000_000, 200_000_000)
 

@@ -67,7 +67,7 @@ def test_a_failed_publish_loses_no_duration_and_a_good_one_counts_once() -> None
     assert seen.take().added() == {}
 
 
-def test_counts_by_model_are_said_as_what_is_added_and_those_of_earlier_releases_still_count() -> None:
+def test_counts_by_model_are_stored_as_additions_and_those_of_earlier_releases_still_count() -> None:
     """Counts by model are stored as differences.
 
     All totals of 32 models would take some 30 kB in each line of the manifest, every five seconds.

@@ -51,7 +51,7 @@ def scraped(at_unix_ns: int, seq: int) -> bytes:
     return with_batch_seq(metrics_request(resource_of(replace(engine_sample.process, sender="pages")), [engine_sample]), seq)
 
 
-async def test_sources_of_samples_are_heard_as_those_of_requests_are(tmp_path: Path) -> None:
+async def test_sources_of_samples_count_as_those_of_requests_do(tmp_path: Path) -> None:
     """Sources of samples count in ``reporting`` like sources of requests.
 
     Without them, a sidecar whose GPUs fell silent looked like one without GPUs.
@@ -84,7 +84,7 @@ async def test_sources_of_samples_are_heard_as_those_of_requests_are(tmp_path: P
             assert {source for _, source in pipeline.reporting(clock.now + 3600 * SECOND)} == set()
 
 
-async def test_samples_do_not_change_what_is_said_of_requests(tmp_path: Path) -> None:
+async def test_samples_do_not_change_the_metrics_of_requests(tmp_path: Path) -> None:
     """Reading a prefill engine's page does not show that this request went there."""
     clock = Clock()
     async with running(tmp_path, clock) as (journal, pipeline):
@@ -93,7 +93,7 @@ async def test_samples_do_not_change_what_is_said_of_requests(tmp_path: Path) ->
         assert not pipeline.fleet().has_prefill
 
 
-async def test_what_waits_is_told_with_its_age(tmp_path: Path) -> None:
+async def test_waiting_work_is_exported_with_its_age(tmp_path: Path) -> None:
     clock = Clock()
     async with running(tmp_path, clock) as (journal, pipeline):
         with telling(tmp_path, journal, pipeline, clock) as (of, _):

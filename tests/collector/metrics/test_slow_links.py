@@ -37,7 +37,7 @@ def lines(pairs: int = 1, each: int = LEAST_TIMED) -> list[LinkLine]:
     return link_lines(hand_offs(crawling(pair * each + n, pair) for pair in range(pairs) for n in range(each)))
 
 
-def test_a_slow_link_is_told_with_its_finding_from_who_keeps_to_who_reads() -> None:
+def test_a_slow_link_is_exported_with_its_finding_from_producer_to_consumer() -> None:
     assert slow(lines()) == {("p0:8000", "d0:8000", "slow_path"): 1.0}
 
 
@@ -78,7 +78,7 @@ async def test_it_looks_at_the_last_ten_minutes_of_the_store(tmp_path: Path) -> 
     await links.shutdown()
 
 
-def test_a_store_that_cannot_be_read_leaves_nothing_said_and_is_counted(tmp_path: Path) -> None:
+def test_an_unreadable_store_exports_nothing_and_is_counted(tmp_path: Path) -> None:
     links = SlowLinks(StoreReader(tmp_path, threads=1))
     links.found = {("p", "d", "slow_path"): 1.0}
     (tmp_path / MANIFEST).write_text("00000000 {}\n00000000 {}\n")

@@ -117,7 +117,7 @@ P = exchange(Role.PREFILL, 10, 100, host="h-p", kv_out=kv("cmpl-req-a-0-0000aaaa
 D = exchange(Role.DECODE, 111, 880, host="h-d", ttft_ms=160, kv_in=kv("cmpl-req-a-0-0000aaaa"))
 
 
-def test_p_answered_before_d_was_asked_for_what_the_answer_names() -> None:
+def test_p_answered_before_d_was_called_with_that_answer() -> None:
     assert ms(learned(P, D).between("h-p", "h-d", EPOCH)) == about(None, 1)
 
 
@@ -148,7 +148,7 @@ def test_kv_was_kept_before_d_knew_of_it(mode: str | None, bound: float | None) 
         pytest.param(2, 0, 141 - 205, id="two-ranks"),
     ],
 )
-def test_d_had_read_before_p_heard_of_it(readers: int, bound_ms: int, least: float) -> None:
+def test_d_had_read_before_p_was_notified(readers: int, bound_ms: int, least: float) -> None:
     kept = publish(100, host="h-p", read_ms=105, readers=readers)
     load = fetch(130, host="h-d", posted_ms=11, done_ms=70, done_bound_ns=bound_ms * MS)
     assert ms(learned(kept, load).between("h-p", "h-d", EPOCH + 205 * MS)) == about(least, 30)
@@ -209,7 +209,7 @@ def test_kv_that_p_takes_back_relates_two_requests_whichever_is_decided_first(or
     assert ms(known.between("h-p", "h-d", EPOCH + 5070 * MS)) == [pytest.approx(-4000, abs=1), pytest.approx(2, abs=1)]
 
 
-def test_hand_offs_whose_other_side_is_never_heard_of_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hand_offs_whose_other_side_never_reports_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_BACK", 3)
     known = HostClocks()
     for number in range(10):

@@ -165,7 +165,7 @@ def test_two_seconds_and_fifty_ppm_apart_the_width_is_little_more_than_the_short
     assert max(widths[200:]) <= 1.7
 
 
-def test_a_clock_that_was_stepped_starts_anew_and_is_told_once() -> None:
+def test_a_clock_that_was_stepped_starts_anew_and_is_reported_once() -> None:
     before, after = Host("d", 0, 0), Host("d", 5 * SECOND, 0)
     one, clocks = Host("p", 0, 0), HostClocks()
     contradicted = []
@@ -269,7 +269,7 @@ def test_G04_a_caller_that_did_not_hear_the_callee_out_bounds_one_side_only(outc
     assert known.high_ns == pytest.approx(10_000 * US, abs=2 * US)
 
 
-def test_pairs_are_told_by_all_that_relates_them() -> None:
+def test_pairs_are_bounded_by_all_that_relates_them() -> None:
     """P hears nothing from the edge except through D."""
     clocks, ms = HostClocks(), 1000 * US
     for cause, effect in ((("e", 0), ("p", 1)), (("p", 100), ("d", 101)), (("d", 200), ("e", 201))):

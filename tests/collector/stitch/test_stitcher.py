@@ -126,7 +126,7 @@ def test_C09_the_same_request_id_twice_is_two_requests(gap_ms: int) -> None:
     assert shape(run(records)) == [WHOLE] * 2
 
 
-def test_the_same_id_in_flight_twice_without_context_is_said_to_be_ambiguous() -> None:
+def test_the_same_id_in_flight_twice_without_context_is_reported_as_ambiguous() -> None:
     hints = (Hint.DUPLICATE_REQUEST_ID,)
     records: list[Record] = []
     for n, at in enumerate((0, 20)):

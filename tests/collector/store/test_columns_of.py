@@ -87,7 +87,7 @@ def test_a_time_without_files_is_empty(root: Path, tmp_path: Path) -> None:
     assert found(tmp_path / "nowhere", Selection()) == set()
 
 
-def test_a_damaged_file_is_told(root: Path) -> None:
+def test_a_damaged_file_is_reported(root: Path) -> None:
     next(root.rglob("*.parquet")).write_bytes(b"nothing that Parquet is")
     with pytest.raises(StoreDamagedError, match=str(root)):
         found(root, Selection())

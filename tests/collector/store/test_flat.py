@@ -57,7 +57,7 @@ def test_a_hand_off_that_was_withdrawn_is_answered_no_more(store: Kept) -> None:
     assert store.reader.fetches(FetchFilter()) == []
 
 
-def test_an_event_that_is_told_twice_is_one(store: Kept) -> None:
+def test_an_event_reported_twice_is_one(store: Kept) -> None:
     once = flat_row(Table.PROCESS_EVENTS, 1, START_UNIX_NS)
     store.publisher.publish(0, 10, 0, [], [], flat={Table.PROCESS_EVENTS: [once]})
     store.publisher.publish(10, 20, 0, [], [], flat={Table.PROCESS_EVENTS: [replace(once, offset=once.offset + 10)]})

@@ -216,7 +216,7 @@ def test_a_publish_without_rows_moves_the_offsets(publisher: StorePublisher) -> 
     assert publisher.open() == Recovered(end_offset=40, low_water_offset=30, evidence={})
 
 
-def test_rows_below_the_low_water_mark_are_not_told(publisher: StorePublisher) -> None:
+def test_rows_below_the_low_water_mark_are_not_recovered(publisher: StorePublisher) -> None:
     publisher.publish(0, 10, 0, [], ROWS[:2])
     publisher.publish(10, 20, 10, [], ROWS[2:3])
     publisher.close()
@@ -291,7 +291,7 @@ def test_a_reader_forgets_a_line_that_was_taken_back(publisher: StorePublisher, 
     reader.close()
 
 
-def test_a_reader_notices_a_new_generation_where_its_last_line_stands_where_it_stood(tmp_path: Path) -> None:
+def test_a_reader_notices_a_new_generation_although_its_last_line_is_in_the_same_place(tmp_path: Path) -> None:
     file = StoredFile(
         table=Table.REQUESTS,
         path="requests/day=2026-11-30/hour=00/a.parquet",

@@ -259,7 +259,7 @@ def test_without_the_plugin_rows_tell_who_was_served_split(prefill: str | None, 
     assert traffic(rows(30, prefill_instance=prefill, decode_instance=decode), [], "c").split is split
 
 
-async def test_a_collector_that_relates_no_clocks_was_asked_all_the_same() -> None:
+async def test_a_collector_that_relates_no_clocks_is_queried_all_the_same() -> None:
     answers = {"/api/v1/status": b"{}", "/api/v1/requests": b"{}", "/api/v1/fetches": b"{}"}
     async with serving(answers) as url:
         clocks, _, why = await ask_collector(url, 5.0)
@@ -283,7 +283,7 @@ def test_of_few_or_odd_rows_nothing_is_made(requests: Sequence[dict[str, Any]], 
     assert (seen.requests_per_s, seen.fetch_bytes_per_s) == (None, None)
 
 
-async def test_a_collector_is_asked() -> None:
+async def test_a_collector_is_queried() -> None:
     status = {
         "clocks": [
             {"from": "a", "to": "b", "low_ns": -5, "high_ns": 7},

@@ -155,7 +155,7 @@ class TestGpuDirect:
         assert verdict(self.whole(modules=None), "gpu.gpudirect") is CheckStatus.SKIP
 
 
-def test_B18_a_narrow_link_is_told_not_judged() -> None:
+def test_B18_a_narrow_link_is_reported_not_judged() -> None:
     """A card lowers its link when idle, so the width proves nothing before traffic."""
     finding = found(on_gpus(gpus(pcie_now=(1, 8))), "gpu.pcie")
     assert finding is not None

@@ -65,7 +65,7 @@ def test_what_a_command_line_leaves_out_is_the_default() -> None:
     assert "the default" in finding.seen
 
 
-def test_no_model_is_a_default_so_one_that_nobody_told_is_not_judged() -> None:
+def test_no_model_is_a_default_so_an_unnamed_one_is_not_judged() -> None:
     """The Compose file names the model by a variable whose value is elsewhere."""
     assert verdict(facts(view(P, setup(P, model=None)), view(D, setup(D, model=None))), "pair.model") is CheckStatus.SKIP
 
@@ -121,7 +121,7 @@ def test_connectors_and_roles(prefill: dict[str, Any], decode: dict[str, Any], e
     assert verdict(facts(view(P, setup(P, **prefill)), view(D, setup(D, **decode))), "pair.connector") is expected
 
 
-def test_the_policy_of_failed_loads_is_told() -> None:
+def test_the_policy_of_failed_loads_is_reported() -> None:
     recompute = found(facts(view(D, setup(D, failure_policy="recompute"))), "pair.connector")
     assert recompute is not None
     assert recompute.seen.endswith("a failed load is recomputed")
@@ -134,7 +134,7 @@ def test_one_name_of_the_model_must_be_served_by_both() -> None:
     assert found(facts(view(P, live=live(models=()))), "pair.served") is None
 
 
-def test_nothing_is_said_of_a_pair_of_which_one_side_is_not_known() -> None:
+def test_a_pair_with_an_unknown_side_is_not_reported() -> None:
     whole = facts()
     half = replace(whole, engines={D: whole.engine(D)})
     assert all(found(half, f"pair.{equal.name}") is None for equal in EQUAL)
@@ -166,7 +166,7 @@ def test_an_engine_that_does_not_answer_fails() -> None:
         ("10.0.0.7", CheckStatus.PASS, CheckStatus.PASS),
     ],
 )
-def test_the_host_that_peers_are_told(output: str | None, across: CheckStatus, within: CheckStatus) -> None:
+def test_the_side_channel_host_must_be_reachable_for_peers(output: str | None, across: CheckStatus, within: CheckStatus) -> None:
     engine = view(P, setup(P, side_host=output))
     assert verdict(facts(engine), "engine.prefill.side_channel_host") is across
     assert verdict(same_host(engine), "engine.prefill.side_channel_host") is within
@@ -259,7 +259,7 @@ def test_sources_that_disagree_are_named() -> None:
     assert found(facts(), "engine.decode.drift") is None
 
 
-def test_of_a_dead_engine_nothing_is_said_but_that_it_is_dead() -> None:
+def test_a_dead_engine_is_reported_as_dead_and_nothing_else() -> None:
     dead = replace(view(D, setup(D)), setups=(), live=live(health=HttpAnswer(error="cannot connect")))
     whole = facts(dead)
     assert verdict(whole, "engine.decode") is CheckStatus.FAIL

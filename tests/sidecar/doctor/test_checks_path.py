@@ -44,7 +44,7 @@ def test_a_port_that_is_only_guessed_proves_nothing() -> None:
         assert verdict(reached(reach, by="vLLM's default port"), CHECK) is CheckStatus.SKIP
 
 
-def test_what_could_not_be_tried_from_here_is_said() -> None:
+def test_paths_that_could_not_be_tried_from_here_are_reported() -> None:
     finding = found(reached(Reach.OPEN, here=frozenset({P})), CHECK)
     assert finding is not None
     assert (finding.verdict, finding.do) == (CheckStatus.SKIP, "doctor --on decode on its host")

@@ -145,7 +145,7 @@ class TestDevices:
         engine = view(D, setup(D, elsewhere=frozenset({"UCX_NET_DEVICES"})))
         assert verdict(facts(engine, host=host(rdma=(port(),))), "wire.ucx_devices") is CheckStatus.SKIP
 
-    def test_the_engine_that_runs_here_is_asked_first(self) -> None:
+    def test_the_local_engine_is_queried_first(self) -> None:
         sides = {P: "mlx5_0:1", D: "mlx5_9:1"}
         views = [view(side, setup(side, env={"UCX_NET_DEVICES": named})) for side, named in sides.items()]
         on_p = facts(*views, host=host(rdma=(port(),), here=frozenset({PairSide.PREFILL})))

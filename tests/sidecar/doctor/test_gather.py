@@ -49,7 +49,7 @@ async def test_what_runs_wins_over_what_the_file_says(tmp_path: Path) -> None:
     assert verdict(facts, "engine.decode.drift") is CheckStatus.WARN
 
 
-async def test_where_they_stand_is_told_from_their_addresses(tmp_path: Path) -> None:
+async def test_placement_is_known_from_the_addresses(tmp_path: Path) -> None:
     async with serving({"/health": ""}) as prefill, serving({"/health": ""}) as decode:
         here = await look(tmp_path, urls={P: prefill, D: decode})
         facts = await look(tmp_path, urls={P: prefill, D: decode}, placement=Placement.ACROSS_HOSTS, on=frozenset({D}))
@@ -178,7 +178,7 @@ async def test_every_otlp_endpoint_is_tried_once(tmp_path: Path) -> None:
     ]
 
 
-async def test_a_collector_that_is_not_there_is_said(tmp_path: Path) -> None:
+async def test_a_missing_collector_is_reported(tmp_path: Path) -> None:
     facts = await look(tmp_path, api="http://127.0.0.1:1")
     assert "no collector answers at http://127.0.0.1:1" in facts.no_clocks
     assert verdict(facts, "path.clock") is CheckStatus.SKIP

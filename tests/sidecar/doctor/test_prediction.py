@@ -26,7 +26,7 @@ def on(**more: Any) -> Facts:
     return same_host(host=host(here=BOTH, **more))
 
 
-def test_what_was_measured_wins_over_what_was_said_and_that_over_hardware() -> None:
+def test_a_measured_rate_wins_over_a_configured_one_and_that_over_hardware() -> None:
     whole = on(gpus=gpus(nvlink=True))
     assert rate_of(whole) == (RateSource.NVLINK, 450e9)
     reported_facts = replace(whole, options=replace(whole.options, link_bits_per_s=100e9))
@@ -56,7 +56,7 @@ def test_an_adapter_carries_what_gpus_cannot() -> None:
     assert rate_of(on(gpus=gpus(read=P2pStatus.CHIPSET), rdma=(port(),))) == (RateSource.RDMA, 50e9)
 
 
-def test_across_hosts_one_port_is_counted_and_what_more_may_do_is_said() -> None:
+def test_across_hosts_one_port_is_counted_and_more_ports_are_mentioned() -> None:
     eight = tuple(port(f"mlx5_{number}") for number in range(8))
     rate = predicted(facts(host=host(rdma=eight), sizes=model("llama-3.1-70b", tp=8)))
     assert rate is not None
@@ -168,7 +168,7 @@ def test_without_an_objective_the_prefill_is_the_measure() -> None:
     assert side_of(answer(FAST, None, ttft_ms=None), "time to first token") is CriterionSide.OPEN
 
 
-def test_what_is_not_known_is_said_and_decides_nothing() -> None:
+def test_unknown_facts_are_reported_and_decide_nothing() -> None:
     given = answer(None, None, ttft_ms=None, itl_ms=None)
     assert given.worth is Worth.OPEN
     assert {reason.side for reason in given.reasons} == {CriterionSide.OPEN}

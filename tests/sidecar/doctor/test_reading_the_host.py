@@ -58,7 +58,7 @@ def test_nvlinks_are_counted_and_their_rates_summed() -> None:
         (pynvml.NVML_ERROR_UNKNOWN, "NVML: "),
     ],
 )
-def test_F05_a_driver_that_cannot_be_asked_is_a_reason(code: int, text: str) -> None:
+def test_F05_a_driver_that_cannot_be_queried_is_a_reason(code: int, text: str) -> None:
     found = FakeNvml(init=error(code)).reader().read()
     assert text in found.missing
     assert found.devices == ()

@@ -63,7 +63,7 @@ def test_A01_the_old_wording_is_the_same_kind() -> None:
     assert all(dict(fact.numbers) == {"readers": 0.0, "timeout_s": 120.0} for fact in facts)
 
 
-def test_A05_telemetry_off_is_told() -> None:
+def test_A05_telemetry_off_is_reported() -> None:
     text = "W nixl_agent.cpp:215] NIXL telemetry is disabled; ignoring telemetry requested through agent config"
     (fact,) = Replay().feed(text)
     assert (fact.kind, fact.level, fact.clock) == (LogKind.TELEMETRY_OFF, "WARNING", LineClock.RECEIPT)
@@ -97,7 +97,7 @@ def test_A13_each_end_names_its_failed_request_and_what_came_before(end: str, ki
     assert failed.inferred == tuple(fact.fact_id for fact in facts[:-1])
 
 
-def test_A16_a_dead_link_is_told_from_its_first_line_on() -> None:
+def test_A16_a_dead_link_is_reported_from_its_first_line_on() -> None:
     text = "(Worker_TP{rank} pid=1) ERROR 09-22 13:28:{second:02} [w.py:1] nixlRemoteDisconnectError: NIXL_ERR_REMOTE_DISCONNECT"
     replay = Replay()
     (first,) = replay.feed(text.format(rank=0, second=1))

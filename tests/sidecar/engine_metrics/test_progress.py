@@ -105,7 +105,7 @@ def test_one_rank_of_two_hangs() -> None:
 
 
 @pytest.mark.parametrize("start", [None, 1.0], ids=["without_start_time", "with_start_time"])
-def test_D18_a_restart_is_told_by_counters_and_by_the_start_time(start: float | None) -> None:
+def test_D18_a_restart_is_seen_by_counters_and_by_the_start_time(start: float | None) -> None:
     watched = Watched()
     base = EPOCH / S
     watched.page(0, vllm(tokens=500, start=start and base - 100))
@@ -143,7 +143,7 @@ def test_transfers_that_stand_still_without_a_queue_are_not_called_stuck() -> No
     assert [event for at in range(0, 600, 5) for event in watched.page(at, text)] == []
 
 
-def test_one_missed_scrape_is_nothing_and_two_are_told_once() -> None:
+def test_one_missed_scrape_is_nothing_and_two_are_reported_once() -> None:
     watched = Watched()
     watched.page(0, vllm())
     assert watched.down(5) == []
@@ -158,7 +158,7 @@ def test_a_router_page_has_nothing_that_could_hang() -> None:
     assert [event for at in range(0, 600, 5) for event in watched.page(at, text, open_requests=3)] == []
 
 
-def test_an_engine_that_answers_no_more_is_not_said_to_hang_behind_its_page() -> None:
+def test_an_engine_that_answers_no_more_is_not_reported_as_hung_behind_its_page() -> None:
     watched = Watched()
     for at in range(0, 45, 5):
         watched.page(at, vllm(steps=5, running=3))

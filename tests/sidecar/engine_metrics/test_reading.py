@@ -150,7 +150,7 @@ def test_D08_the_new_name_wins_wherever_it_stands() -> None:
     assert read(new + old).of("kv_cache_usage_ratio") == read(old + new).of("kv_cache_usage_ratio") == {("", ""): 0.5}
 
 
-def test_D05_engines_are_told_apart_and_missing_ones_told() -> None:
+def test_D05_engines_are_distinguished_and_missing_ones_reported() -> None:
     old = read('vllm:num_requests_running{model_name="m"} 3\n')
     new = read("".join(f'vllm:num_requests_running{{model_name="m",engine="{rank}"}} 3\n' for rank in range(4)))
     assert (old.total("requests_running"), new.total("requests_running")) == (3, 12)
@@ -182,7 +182,7 @@ def test_D04_what_does_not_add_up() -> None:
     assert notes(reading)["unaccounted"].startswith("100 requests")
 
 
-def test_A04_one_counter_for_two_faults_is_said_to_be_mixed() -> None:
+def test_A04_one_counter_for_two_faults_is_reported_as_mixed() -> None:
     mixed = read('vllm:nixl_num_failed_transfers_total{engine="0"} 7\n')
     apart = read('vllm:nixl_num_failed_transfers_total{engine="0"} 3\nvllm:nixl_num_kv_expired_reqs_total{engine="0"} 4\n')
     assert "failures_mixed" in notes(mixed)
@@ -329,7 +329,7 @@ def test_units_become_base_units() -> None:
     assert reading.histograms[("kv_transfer_bytes", "", "sglang")].total == 3 * 2**20
 
 
-def test_a_unit_that_changed_is_converted_and_told() -> None:
+def test_a_unit_that_changed_is_converted_and_reported() -> None:
     text = b"# TYPE vllm:nixl_xfer_time_ms histogram\nvllm:nixl_xfer_time_ms_sum 150\nvllm:nixl_xfer_time_ms_count 2\n"
     assert read(text).histograms[("kv_transfer_seconds", "", "nixl")].total == pytest.approx(0.15)
     assert [(note.state, note.seen) for note in schema_notes(families_of(text))[1] if note.quantity == "kv_transfer_seconds"] == [

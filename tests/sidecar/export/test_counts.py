@@ -33,7 +33,7 @@ def counts_read(payload: bytes) -> list[RequestCounts]:
 
 
 @given(st.dictionaries(st.sampled_from(Outcome), st.integers(0, 2**62), min_size=1))
-def test_what_is_told_is_read(finished: dict[Outcome, int]) -> None:
+def test_exported_counts_are_read_back(finished: dict[Outcome, int]) -> None:
     payload = counts_request(resource_of(replace(EDGE, sender="s")), finished, EPOCH, EPOCH + 5)
     (found,) = counts_read(payload)
     assert found == RequestCounts(

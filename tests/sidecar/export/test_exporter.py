@@ -224,7 +224,7 @@ async def test_a_rejected_batch_does_not_block_the_others(collector: Collector) 
     assert (sending.delivery.batches_rejected, sending.delivery.items_rejected) == (1, 4)
 
 
-async def test_when_the_spool_is_full_the_newest_of_ours_is_dropped_and_the_tap_told_to_retry(collector: Collector) -> None:
+async def test_a_full_spool_drops_the_newest_of_ours_and_makes_the_tap_retry(collector: Collector) -> None:
     collector.down = True
     sending = exporter(collector, batch_spans=512, max_pending_spans=100, max_bytes=100_000)
     await sending.start()
@@ -326,7 +326,7 @@ async def test_the_disk_is_tried_again_by_itself(collector: Collector, monkeypat
     assert seqs(collector) == [1]
 
 
-async def test_what_memory_cannot_hold_is_counted_and_said(collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
+async def test_spans_beyond_memory_are_counted_and_reported(collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
     collector.down = True
     files = FailingFiles()
     sending = exporter(collector, folder="spool", files=files, max_bytes=100_000, max_pending_spans=50)
@@ -433,7 +433,7 @@ async def test_what_the_deadline_leaves_is_sent_by_the_next_process_unchanged(
     assert collector.requests()[0].resource_spans[0].resource == RESOURCE
 
 
-async def test_what_the_deadline_leaves_in_memory_is_lost_counted_and_told(
+async def test_spans_left_in_memory_at_the_deadline_are_lost_counted_and_reported(
     collector: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:
     collector.down = True

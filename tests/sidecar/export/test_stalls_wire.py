@@ -100,7 +100,7 @@ def test_an_absurd_event_is_left_out_and_the_counts_stand(change: Callable[[Span
     assert (found.count, found.sum_ns, found.longest) == (1, 300 * MS, ())
 
 
-def test_more_events_than_are_told_are_not_kept() -> None:
+def test_events_beyond_the_reported_ones_are_not_kept() -> None:
     span = written(ONE)
     for _ in range(10_000):
         span.events.append(span.events[0])

@@ -34,7 +34,7 @@ def test_F01_with_mig_on_utilization_is_absent_and_memory_comes_by_mig_uuid(doub
     assert found["parents"] == {"GPU-fake-0": "", "MIG-fake-0-0": "GPU-fake-0", "MIG-fake-0-1": "GPU-fake-0"}
 
 
-def test_F01_an_absent_counter_is_said_once_and_is_no_zero_on_the_page(double: Double) -> None:
+def test_F01_an_absent_counter_is_reported_once_and_is_no_zero_on_the_page(double: Double) -> None:
     scenario = h100().add("gpu 0 mig 2", f"gpu 0 error UtilizationRates {NOT_SUPPORTED}")
     found = double.call("nvml.runs:reported", scenario, 60)
     page = found["page"].splitlines()
@@ -191,14 +191,14 @@ def test_F10_where_bytes_are_counted_the_blocking_call_is_never_made(double: Dou
     assert found["snapshots"] == []
 
 
-def test_F11_a_rate_that_stands_at_zero_while_bytes_move_is_not_told(double: Double) -> None:
+def test_F11_a_rate_that_stays_zero_while_bytes_move_is_not_reported(double: Double) -> None:
     scenario = h100().add("gpu 0 set gpm.20 0.0", "gpu 0 set gpm.21 0.0")
     found = double.call("nvml.virtual:values_at", scenario, 6.0, 110_000_000, virtual=True)
     assert found["absent"]["GPU-fake-0"] == {"pcie_bytes_per_second{receive}": -3, "pcie_bytes_per_second{transmit}": -3}
     assert "pcie_bytes{receive}" in found["values"]["GPU-fake-0"]
 
 
-def test_F11_bytes_that_stand_at_zero_while_the_rate_moves_are_not_told(double: Double) -> None:
+def test_F11_bytes_that_stay_zero_while_the_rate_moves_are_not_reported(double: Double) -> None:
     scenario = h100().add(*(f"gpu 0 set field.{field}:all 7" for field in (138, 139)))
     found = double.call("nvml.virtual:values_at", scenario, 6.0, 110_000_000, virtual=True)
     assert set(found["absent"]["GPU-fake-0"]) == {"nvlink_bytes{receive}", "nvlink_bytes{transmit}"}
@@ -224,7 +224,7 @@ def test_F13_an_xid_is_counted_when_it_comes_and_does_not_stay(double: Double) -
     assert sorted(found["details"]) == ["GPU 0 (GPU-fake-0): Xid 62", "GPU 1 (GPU-fake-1): Xid 31"]
 
 
-def test_F13_a_storm_of_one_error_is_counted_and_said_once(double: Double) -> None:
+def test_F13_a_storm_of_one_error_is_counted_and_logged_once(double: Double) -> None:
     found = double.call("nvml.runs:xids", h100(2).add(*["at 0.3 gpu 1 xid 94"] * 50), 50)
     assert found["counts"] == {"GPU-fake-1 94": 50}
     assert found["details"] == ["GPU 1 (GPU-fake-1): Xid 94"]

@@ -49,7 +49,7 @@ def test_F16_a_pod_label_that_goes_makes_no_new_gpu() -> None:
     assert values(second) == {"utilization_ratio": 0.04}
 
 
-def test_F17_profiling_that_stops_is_told_with_the_xid_before_it() -> None:
+def test_F17_profiling_that_stops_is_reported_with_the_xid_before_it() -> None:
     reader = DcgmPage(PROCESS, 1)
     power = 'DCGM_FI_DEV_POWER_USAGE{gpu="0",UUID="GPU-a"} %s\n'
     xid = 'DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="GPU-a"} %d\n'

@@ -41,7 +41,7 @@ def test_gpus_are_sampled_beside_an_engine(text: str, samples: bool) -> None:
     assert config(text).samples_gpus is samples
 
 
-def test_mistakes_are_told() -> None:
+def test_mistakes_are_reported() -> None:
     with pytest.raises(ConfigError) as caught:
         config("role: decode\ngpu: {interval: 1ms}")
     assert "at least 10ms" in str(caught.value)
@@ -148,7 +148,7 @@ def test_a_recording_holds_every_sample(double: Double, tmp_path: Path) -> None:
         (("--record", "/nowhere/x"), "cannot be written"),
     ],
 )
-def test_wrong_flags_are_told(double: Double, flags: tuple[str, ...], output: str) -> None:
+def test_wrong_flags_are_reported(double: Double, flags: tuple[str, ...], output: str) -> None:
     done = gpus(double, h100(), *flags)
     assert done.returncode == 2
     assert output in done.stderr

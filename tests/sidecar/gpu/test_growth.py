@@ -83,14 +83,14 @@ def test_a_slow_read_counts_as_late_as_it_may_have_been_made() -> None:
     assert growth.lost == 1
 
 
-def test_a_standing_counter_is_told_as_it_stands_and_notes_a_restart() -> None:
+def test_a_counter_that_stays_is_reported_unchanged_and_notes_a_restart() -> None:
     standing = Standing()
     for at, raw in ((1, 7), (2, 9), (3, 2)):
         standing.follow(raw, at)
     assert (standing.total, standing.since_unix_ns, standing.lost) == (2, 3, 1)
 
 
-def test_an_answer_that_is_told_after_a_later_one_changes_nothing() -> None:
+def test_an_answer_that_arrives_after_a_later_one_changes_nothing() -> None:
     growth = Growth()
     for raw, began_ns in ((100, 10), (300, 30), (200, 20), (400, 40)):
         growth.follow(raw, began_ns, began_ns + 1, began_ns, 1e12)

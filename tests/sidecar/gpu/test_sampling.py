@@ -82,7 +82,7 @@ def test_bytes_are_read_with_the_windows_where_these_tell_their_rate_and_else_at
         assert len(end["starts"]) == 1  # moved, and not restarted
 
 
-def test_what_performance_monitoring_tells_better_is_asked_once_a_second(double: Double) -> None:
+def test_counters_that_performance_monitoring_reads_better_are_queried_once_a_second(double: Double) -> None:
     scenario = h100(2).add("gpu 1 error GpmQueryDeviceSupport 3", "gpu * set utilization 1 rate 5")
     reads = double.call("nvml.virtual:reads", scenario, 10.0, "utilization_ratio", virtual=True)
     assert 13 <= reads["0"] <= 17  # with the windows until the width is known
@@ -148,7 +148,7 @@ def test_a_gpu_is_lost_in_one_field_of_a_batch(double: Double) -> None:
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_what_was_asked_is_told_though_the_gpu_is_lost_or_the_sampler_stops(double: Double, lost: bool) -> None:
+def test_answers_are_delivered_though_the_gpu_is_lost_or_the_sampler_stops(double: Double, lost: bool) -> None:
     scenario = h100(2).add(*([f"at 3 gpu 1 error * {GPU_IS_LOST}"] if lost else []))
     found = double.call("nvml.runs:samples_to_the_end", scenario, lost, virtual=True)
     assert found["told"] > 12

@@ -141,7 +141,7 @@ def _fails() -> None:
     raise NvmlFailed(999)
 
 
-def test_a_question_that_is_not_answered_is_not_asked_twice() -> None:
+def test_an_unanswered_query_is_not_repeated() -> None:
     queries, begun, let_go = [], threading.Event(), threading.Event()
 
     def hangs() -> str:
@@ -351,7 +351,7 @@ def test_many_gpus_have_longer_windows_unless_they_are_sampled_faster_than_usual
     ],
     ids=["waits", "half-a-second", "once-a-second", "nothing-asked", "enough"],
 )
-def test_answers_are_told_together(requested_ms: tuple[int, ...], next_ms: int, reported: bool) -> None:
+def test_answers_are_delivered_together(requested_ms: tuple[int, ...], next_ms: int, reported: bool) -> None:
     rounds = []
     for at in requested_ms:
         wave = wave_of(RecordedCalls("one"))

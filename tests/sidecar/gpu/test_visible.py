@@ -43,7 +43,7 @@ def test_the_environment_says_which(environment: dict[str, str], keys: tuple[str
     assert (found.keys, found.variable) == (keys, reported_by)
 
 
-def test_a_wrong_entry_is_told() -> None:
+def test_a_wrong_entry_is_reported() -> None:
     (note,) = visible(HOST, {"CUDA_VISIBLE_DEVICES": "0,7"}).notes
     assert note == "CUDA_VISIBLE_DEVICES: '7' is no GPU here: CUDA hides it and all after it"
 

@@ -167,7 +167,7 @@ def test_kv_formats(name: str, kv_dtype: str, token_bytes: int) -> None:
         {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
     ],
 )
-def test_a_checkpoint_with_fp8_kv_is_served_so_and_said_so(quantised: dict[str, Any]) -> None:
+def test_a_checkpoint_with_fp8_kv_is_served_so_and_reported_so(quantised: dict[str, Any]) -> None:
     config = {**json.loads((CONFIGS / "llama-3.1-8b.json").read_text()), "quantization_config": quantised}
     found = sizes(shape_of(config), Serving())
     assert (found.kv_dtype, found.token_bytes) == ("fp8", 65_536)

@@ -172,14 +172,14 @@ def test_the_text_part_of_a_multi_modal_model_is_read() -> None:
     assert shape_of({"thinker_config": {"text_config": config()}}).depth == 8
 
 
-def test_an_unknown_architecture_is_read_as_a_plain_one_and_said_so() -> None:
+def test_an_unknown_architecture_is_read_as_a_plain_one_and_reported_so() -> None:
     shape = shape_of(config(architectures=["NovelForCausalLM"], model_type="novel"))
     assert not shape.known
     assert sizes(shape, Serving()).token_bytes == 8 * 2 * 4 * 64 * 2
     assert any("NovelForCausalLM" in note and "every layer attends" in note for note in shape.assumed)
 
 
-def test_what_an_unknown_architecture_leaves_out_is_said() -> None:
+def test_fields_that_an_unknown_architecture_leaves_out_are_reported() -> None:
     shape = shape_of(config(model_type="novel", num_key_value_heads=None, torch_dtype=None))
     assert [note.split(" ")[0] for note in shape.assumed] == ["dtype", "num_key_value_heads", "architecture"]
 
@@ -193,7 +193,7 @@ def test_an_unknown_architecture_with_other_layers_is_refused(key: str) -> None:
     assert "docs/kv-size.md" in refused.value.valid
 
 
-def test_an_unknown_architecture_with_a_latent_is_taken_for_mla_and_said_so() -> None:
+def test_an_unknown_architecture_with_a_latent_is_taken_for_mla_and_reported_so() -> None:
     shape = shape_of(config(model_type="novel", kv_lora_rank=512, qk_rope_head_dim=64))
     assert kinds(shape) == {LayerKind.MLA: 8}
     assert any("taken to be served as MLA" in note for note in shape.assumed)

@@ -37,7 +37,7 @@ def test_in_a_pod_its_virtual_interface(sysfs: FakeSysfs) -> None:
     assert keys(sysfs) == ["eth0", "lo"]
 
 
-def test_what_is_asked_for_by_name_or_pattern_alone(sysfs: FakeSysfs) -> None:
+def test_only_devices_named_or_matched_are_chosen(sysfs: FakeSysfs) -> None:
     for number in range(3):
         sysfs.add_port(f"mlx5_{number}")
     sysfs.add_nic("eth0")

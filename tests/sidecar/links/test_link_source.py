@@ -138,7 +138,7 @@ async def test_a_device_that_hangs_or_is_gone_is_absent_not_old(sysfs: FakeSysfs
     assert "link mlx5_0/1 is gone" in lines
 
 
-async def test_a_port_whose_bytes_cannot_be_read_is_told_once_with_the_cure(
+async def test_a_port_whose_bytes_cannot_be_read_is_reported_once_with_the_cure(
     sysfs: FakeSysfs, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = sysfs.add_port()
@@ -159,7 +159,7 @@ async def test_shutdown_without_start_and_twice(sysfs: FakeSysfs) -> None:
     await made.shutdown(SOON_S)
 
 
-def test_what_is_read_is_told_in_one_line(sysfs: FakeSysfs) -> None:
+def test_the_sampled_links_are_logged_in_one_line(sysfs: FakeSysfs) -> None:
     assert "no RDMA adapter or its driver is not loaded" in selection_text(choose(sysfs.root))
     sysfs.add_nic()
     for number in range(12):

@@ -28,7 +28,7 @@ def config(text: str = "", role: str = "decode") -> SidecarConfig:
         ("decode", "off", False),
     ],
 )
-def test_beside_an_engine_unless_told_otherwise(role: str, sample: str, reads: bool) -> None:
+def test_links_are_sampled_beside_an_engine_unless_set_otherwise(role: str, sample: str, reads: bool) -> None:
     assert config(f"links: {{sample: {sample}}}\n", role).samples_links is reads
 
 
@@ -38,6 +38,6 @@ def test_what_is_read_and_where() -> None:
 
 
 @pytest.mark.parametrize("text", ["links: {interval: 1ms}", "links: {sample: perhaps}", "links: {device: [eth0]}"])
-def test_what_is_wrong_is_said(text: str) -> None:
+def test_wrong_settings_are_reported(text: str) -> None:
     with pytest.raises(ConfigError):
         config(f"{text}\n")

@@ -171,7 +171,7 @@ def test_a_name_that_no_driver_gives_is_no_label(sysfs: FakeSysfs) -> None:
     assert the_port(sysfs).key == "mlx5_0/1"
 
 
-def test_another_adapter_under_the_same_name_is_told_apart(sysfs: FakeSysfs) -> None:
+def test_another_adapter_under_the_same_name_is_distinguished(sysfs: FakeSysfs) -> None:
     sysfs.add_port()
     port = the_port(sysfs)
     before = port.identity()

@@ -103,7 +103,7 @@ def test_every_device_is_read_again_and_again(running: LinkSampler) -> None:
         assert times == sorted(times)
 
 
-def test_one_that_hangs_delays_no_other_and_is_told(sysfs: FakeSysfs, clock: Clock, running: LinkSampler) -> None:
+def test_a_device_that_hangs_delays_no_other_and_is_reported(sysfs: FakeSysfs, clock: Clock, running: LinkSampler) -> None:
     until(lambda: reads(running, "mlx5_0/1") > 1 and reads(running, "eth0") > 1)
     hang(sysfs, clock, running, "mlx5_0")
     before, hung = reads(running, "eth0"), reads(running, "mlx5_0/1")

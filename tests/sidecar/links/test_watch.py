@@ -109,7 +109,9 @@ def test_what_grew_since_a_start_is_never_negative_whatever_the_counter_does(
         assert after.start_unix_ns > before.start_unix_ns or after.value >= before.value
 
 
-def test_another_device_under_the_name_is_told_though_its_first_readings_were_dropped(sysfs: FakeSysfs, port: Watched) -> None:
+def test_another_device_under_the_name_is_reported_though_its_first_readings_were_dropped(
+    sysfs: FakeSysfs, port: Watched
+) -> None:
     port.tick(everything=True)
     port.taken()
     (sysfs.root / "class/infiniband/mlx5_0/node_guid").write_text("0000:0000:0000:0001\n")

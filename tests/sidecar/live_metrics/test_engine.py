@@ -67,7 +67,7 @@ def test_the_first_token_counts_when_the_scheduler_tells_it_and_once() -> None:
     assert (labels, histogram.count, histogram.total) == (("unknown", "decode", "engine"), 1, 80 * MS)
 
 
-def test_the_middlewares_exchanges_are_told_as_they_go_on_and_the_engine_counts_no_more() -> None:
+def test_the_middlewares_exchanges_are_counted_live_and_the_engines_are_not() -> None:
     engine = Engine()
     headers = {"content-type": ["application/json"]}
     body = '{"model":"m","prompt":"p","stream":true}'

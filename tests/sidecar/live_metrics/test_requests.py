@@ -152,7 +152,7 @@ def test_one_read_of_a_thousand_chunks_loses_none() -> None:
     assert requests.gaps["m", "edge"].count == 1000
 
 
-def test_per_token_gaps_come_live_where_running_totals_were_asked_for() -> None:
+def test_per_token_gaps_come_live_where_running_totals_were_requested() -> None:
     requests = live()
     fields = {
         "model": "m",

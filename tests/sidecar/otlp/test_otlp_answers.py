@@ -133,7 +133,7 @@ def test_any_answer_is_read(body: bytes, status: int, kind: dict[str, str]) -> N
 
 
 @pytest.mark.parametrize("encoding", ["json", "protobuf"])
-def test_the_peers_message_is_told(encoding: str) -> None:
+def test_the_peers_message_is_reported(encoding: str) -> None:
     headers, body = (JSON, b'{"code":3,"message":"no"}') if encoding == "json" else (PROTOBUF, status_bytes(3, "no"))
     with pytest.raises(Rejected, match="HTTP 400: no"):
         read(400, headers, body)

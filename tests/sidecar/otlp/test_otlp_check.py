@@ -270,7 +270,7 @@ def test_the_settings_that_messages_name_are_ones_that_there_are() -> None:
         assert {names.of(each) for each in names.known} <= known
 
 
-def test_what_is_kept_out_is_told_in_the_same_names() -> None:
+def test_the_remedy_of_a_refusal_uses_the_senders_own_names() -> None:
     refusals = (Unauthorized("no", 0.0), Untrusted("no", 0.0))
     own, metrics, none = (
         ClientSecurity(parse_endpoint("http://c:4318"), ClientSettings(endpoint="http://c:4318", names=names))

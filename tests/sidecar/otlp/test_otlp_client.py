@@ -182,6 +182,6 @@ def test_from_settings() -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["https://collector:4318", "https://collector:4317"])
-def test_a_missing_ca_is_told_at_construction(endpoint: str) -> None:
+def test_a_missing_ca_is_reported_at_construction(endpoint: str) -> None:
     with pytest.raises(FileNotFoundError):
         OtlpClient(endpoint, ca_file="/nonexistent/ca.pem")

@@ -110,7 +110,7 @@ def test_headers_without_a_name_or_value(text: str) -> None:
         parse_headers(text)
 
 
-def test_all_problems_of_the_settings_are_told() -> None:
+def test_all_problems_of_the_settings_are_reported() -> None:
     with pytest.raises(ValueError, match=r"compression 'br'.*timeout_s 0.*cert_file and key_file"):
         OtlpClient("collector:4317", compression="br", timeout_s=0, cert_file="x")
     with pytest.raises(ValueError, match="milliseconds"):

@@ -63,7 +63,7 @@ async def test_c05_no_span_is_seen_before_one_comes(pair: tuple[OtlpTap, OtlpCli
     assert tap.stats.requests[Signal.TRACES] == 1
 
 
-async def test_a_full_spool_is_told_to_the_engine() -> None:
+async def test_a_full_spool_is_reported_to_the_engine() -> None:
     full = Full()
     tap = OtlpTap(TapSettings(grpc_port=None, http_port=0, resource=RESOURCE), full.consume)
     await tap.start()

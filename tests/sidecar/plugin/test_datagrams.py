@@ -37,7 +37,7 @@ def received(data: bytes) -> list[tuple[Any, ...]]:
 
 @settings(suppress_health_check=[HealthCheck.too_slow])  # a first run builds its tables of characters
 @given(st.lists(_events(), max_size=20))
-def test_what_is_said_is_heard(statements: list[tuple[Any, ...]]) -> None:
+def test_datagrams_decode_to_what_was_encoded(statements: list[tuple[Any, ...]]) -> None:
     ((data,), _) = datagrams(statements, sequence=3, lost=2, **_HEAD)  # type: ignore[arg-type]
     packet = read_packet(data)
     assert received(data) == statements

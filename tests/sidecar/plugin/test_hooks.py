@@ -434,7 +434,7 @@ def test_an_engine_that_shuts_down_says_whether_it_had_failed(
     ],
     ids=["api-server", "core", "after-its-core-had-died", "fatal", "anything-else"],
 )
-def test_vllms_own_lines_say_that_it_was_told_to_end(plugin: Plugin, lines: list[tuple[int, str]], clean: list[bool]) -> None:
+def test_vllms_own_lines_show_a_requested_end(plugin: Plugin, lines: list[tuple[int, str]], clean: list[bool]) -> None:
     """Read from vLLM's own log lines that the core had to end.
 
     vLLM 0.32 kills its core so soon after SIGTERM that no hook there is called.
@@ -459,7 +459,7 @@ def test_an_exception_that_was_logged_just_before_is_why_it_ends(plugin: Plugin)
     assert [e["clean"] for e in events_of(plugin, words.STOPPING)] == [False]
 
 
-def test_a_scheduler_without_the_private_method_is_told_of_ends_a_step_later(plugin: Plugin) -> None:
+def test_a_scheduler_without_the_private_method_reports_ends_a_step_later(plugin: Plugin) -> None:
     _, module = modules()
     module.Scheduler._free_request = None
     plugin._watch_schedulers(module)

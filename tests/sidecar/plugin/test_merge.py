@@ -126,7 +126,7 @@ def _any_event(draw: st.DrawFn) -> tuple[str, int, str, dict[str, Any]]:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(_any_event(), max_size=25), st.integers(0, 2 * 10**11))
-def test_whatever_is_said_in_whatever_order_every_record_can_be_sent(
+def test_every_record_of_any_events_in_any_order_can_be_sent(
     statements: list[tuple[str, int, str, dict[str, Any]]], end: int
 ) -> None:
     alive = {7: True}
@@ -199,7 +199,7 @@ def test_preempted_time_is_apart_before_and_after_the_first_token() -> None:
     assert (times.cached_tokens, times.status, times.queued_unix_ns) == (32, "stopped", UNIX + 10 * MS)
 
 
-def test_of_many_preemptions_the_longest_are_told_one_by_one() -> None:
+def test_of_many_preemptions_the_longest_are_listed_one_by_one() -> None:
     engine = Engine()
     engine.say(0, "queued", request="r")
     engine.say(0, "scheduled", request="r", cached_tokens=0, external_tokens=0)
@@ -221,7 +221,7 @@ def test_a_request_that_is_never_scheduled_still_ends() -> None:
     assert (times.scheduled_ns, times.first_token_ns, times.status) == (None, None, "aborted")
 
 
-def test_an_open_request_is_told_once_it_is_old_and_now_and_then() -> None:
+def test_an_open_request_is_reported_once_it_is_old_and_again_at_intervals() -> None:
     engine = Engine()
     engine.say(0, "queued", request="r")
     ages = [t.seen_ns for at in range(0, 12 * S, S // 2) for t in engine.tick(at) if isinstance(t, EngineTimes)]
@@ -504,7 +504,7 @@ def test_a_dead_engine_closes_what_it_held() -> None:
 
 
 @pytest.mark.parametrize(("clean", "kind", "word"), [(True, "stopped", "engine_stopped"), (False, "dead", "engine_lost")])
-def test_an_engine_that_was_told_to_end_is_stopped_and_one_that_failed_is_dead(clean: bool, kind: str, word: str) -> None:
+def test_an_engine_that_shut_down_is_stopped_and_one_that_failed_is_dead(clean: bool, kind: str, word: str) -> None:
     alive = {42: True}
     engine = Engine(exists=alive.get)
     engine.say(0, "alive", last_step_ns=0, unfinished=1, pid=42)
@@ -522,7 +522,7 @@ def test_an_engine_that_was_told_to_end_is_stopped_and_one_that_failed_is_dead(c
 @pytest.mark.parametrize(
     ("clean", "core"), [(True, ["started", "stopped"]), (False, ["started", "dead"])], ids=["told-to-end", "failed"]
 )
-def test_a_core_that_its_api_server_killed_as_it_was_told_to_end_is_stopped(clean: bool, core: list[str]) -> None:
+def test_a_core_that_its_api_server_killed_at_shutdown_is_stopped(clean: bool, core: list[str]) -> None:
     alive = {41: True, 42: True}
     engine = Engine(exists=alive.get)
     engine.say(0, "alive", last_step_ns=0, unfinished=1, pid=42)
@@ -557,7 +557,7 @@ def test_where_pids_cannot_be_seen_the_last_word_and_silence_are_the_end() -> No
     assert [k.value for k in kinds(engine)] == ["started", "stopped"]
 
 
-def test_an_engine_that_goes_on_after_it_said_it_would_end_and_then_dies_is_dead() -> None:
+def test_an_engine_that_dies_after_an_announced_end_and_further_steps_is_dead() -> None:
     alive = {42: True}
     engine = Engine(exists=alive.get)
     engine.say(0, "stopping", clean=True, pid=42)
@@ -589,7 +589,7 @@ def test_a_second_load_of_a_request_is_a_load_of_its_own() -> None:
     assert [(f.load_started_ns, f.done_ns, f.ranks_done, f.failure) for f in (first, second)] == [(MS, 3 * MS, 1, None)] * 2
 
 
-def test_a_load_within_the_call_ends_with_it_although_the_first_token_was_heard_before() -> None:
+def test_a_load_within_the_call_ends_with_it_although_the_first_token_arrived_before() -> None:
     engine = Engine()
     engine.say(0, "queued", request="r")
     engine.say(MS, "kv_known", request="r", connector="Example", engine_id="D")
@@ -602,7 +602,7 @@ def test_a_load_within_the_call_ends_with_it_although_the_first_token_was_heard_
 
 
 @pytest.mark.parametrize("workers_first", [False, True])
-def test_loads_close_behind_each_other_are_told_apart_in_whatever_order_their_processes_are_heard(workers_first: bool) -> None:
+def test_loads_close_behind_each_other_are_distinguished_in_any_order_of_their_processes(workers_first: bool) -> None:
     """Loads in quick succession stay apart in any order of the processes' events.
 
     The first fails, and a cache connector loads again before any event of the first has settled.
@@ -644,7 +644,7 @@ def test_a_third_load_before_the_first_has_settled_loses_none() -> None:
     assert len({f.ids.span_id for f in engine.of(KvFetch)}) == 3
 
 
-def test_a_restarted_engine_is_said_to_be_one_and_its_facts_are_new() -> None:
+def test_a_restarted_engine_is_reported_and_its_facts_are_new() -> None:
     engine = Engine(exists=lambda _: None)
     engine.say(0, "facts", "core-1", facts={"engine_id": "E1", "model": "m", "model_revision": "r1"})
     known(engine, MS)
@@ -662,7 +662,7 @@ def test_ranks_that_start_together_are_no_restart() -> None:
     assert kinds(engine) == [ProcessEventKind.STARTED] * 4
 
 
-def test_losses_are_counted_and_told_now_and_then() -> None:
+def test_losses_are_counted_and_reported_at_intervals() -> None:
     engine = Engine()
     engine.send("core", 0, lost=5)  # before this sidecar listened
     engine.send("core", S, lost=12)
@@ -699,7 +699,7 @@ def test_lines_are_handed_on_with_their_time() -> None:
 
 
 # --- steps --------------------------------------------------------------------------------------------------------------------
-def test_a_pause_is_an_event_of_the_process_that_stood() -> None:
+def test_a_pause_is_an_event_of_the_paused_process() -> None:
     engine = Engine()
     engine.say(300 * MS, "paused", begin_ns=80 * MS, reason="throttled", bound_ns=25 * MS)
     (pause,) = [e for e in engine.of(ProcessEvent) if e.kind is ProcessEventKind.PAUSED]

@@ -115,7 +115,7 @@ def test_a_fetch_names_the_publish_that_it_reads() -> None:
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_facts_and_starts_are_told(role: str) -> None:
+def test_facts_and_starts_are_records(role: str) -> None:
     records = merged(role, packets(role))
     facts = of(EngineFacts, records)[-1]
     assert (facts.engine_version, facts.connector, facts.block_size, facts.dtype) == (

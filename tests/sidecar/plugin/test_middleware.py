@@ -184,14 +184,14 @@ async def test_a_long_body_is_known_by_its_ends(recorder: Quiet) -> None:
     assert (seen.model, seen.stream_requested, seen.inspected, seen.kv_in.keys()) == ("tiny", True, "partial", ("vllm:E:R",))
 
 
-async def test_an_error_inside_a_stream_is_told(recorder: Quiet) -> None:
+async def test_an_error_inside_a_stream_is_recorded(recorder: Quiet) -> None:
     parts = [b'data: {"error": {"message": "m", "type": "InternalServerError", "code": 500}}\n\n', b"data: [DONE]\n\n"]
     await run(answering(200, "text/event-stream", parts), scope(), [b"{}"])
     (seen,) = exchanges(recorder)
     assert (seen.outcome, seen.error_type) == (Outcome.STREAM_ERROR, "InternalServerError")
 
 
-async def test_an_application_that_raises_is_told_and_raises(recorder: Quiet) -> None:
+async def test_an_application_that_raises_is_recorded_and_raises(recorder: Quiet) -> None:
     async def app(_: Any, receive: Any, send: Any) -> None:
         await receive()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
@@ -203,7 +203,7 @@ async def test_an_application_that_raises_is_told_and_raises(recorder: Quiet) ->
     assert seen.outcome is Outcome.UPSTREAM_DISCONNECT
 
 
-async def test_a_client_that_goes_is_told(recorder: Quiet) -> None:
+async def test_a_client_that_leaves_is_recorded(recorder: Quiet) -> None:
     async def app(_: Any, receive: Any, send: Any) -> None:
         await receive()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})

@@ -104,7 +104,7 @@ def test_a_quota_that_is_used_up_while_the_thread_sleeps_is_a_pause_too(
     assert statements == [(words.PAUSED, clock.now, clock.now - lasted_ms * MS, THROTTLED, bound)]
 
 
-def test_without_the_kernels_files_it_is_told_without_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_kernels_files_a_pause_has_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pauses, "_opened", lambda path: None)
     statements: list[Any] = []
     clock = Clock()

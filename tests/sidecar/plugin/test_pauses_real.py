@@ -68,7 +68,7 @@ def wait_for(child: subprocess.Popen[str], reason: str) -> int:
     raise AssertionError(f"the child ended without a pause for {reason}")
 
 
-def test_a_used_up_quota_is_told_as_one(child: subprocess.Popen[str]) -> None:
+def test_a_used_up_quota_is_reported_as_throttling(child: subprocess.Popen[str]) -> None:
     try:
         with cpu_quota([child.pid], 0.1, name=f"handrail-test-{os.getpid()}"):
             say(child)

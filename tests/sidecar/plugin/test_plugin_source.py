@@ -50,7 +50,7 @@ async def test_what_a_guest_says_becomes_records(path: Path) -> None:
     assert not path.exists()
 
 
-async def test_a_pause_of_the_sidecar_in_which_it_lost_what_was_said_is_no_hang_of_the_engine(path: Path) -> None:
+async def test_a_pause_of_the_sidecar_that_lost_datagrams_is_no_hang_of_the_engine(path: Path) -> None:
     """A pause of the sidecar in which it lost events is no hang of the engine.
 
     An engine that goes on sends within seconds; one that then sends nothing either is reported as silent.

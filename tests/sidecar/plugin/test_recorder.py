@@ -115,7 +115,7 @@ def test_one_thread_a_process_that_ends(path: Path, listener: socket.socket) -> 
     assert not own.is_alive()
 
 
-def test_facts_are_said_first_and_to_a_sidecar_that_comes_later(path: Path) -> None:
+def test_facts_are_sent_first_and_to_a_sidecar_that_comes_later(path: Path) -> None:
     recorder = Recorder(str(path))
     recorder.say({"model": "m"})
     recorder.say({"dtype": "bfloat16"})
@@ -131,7 +131,7 @@ def test_facts_are_said_first_and_to_a_sidecar_that_comes_later(path: Path) -> N
     recorder.stop()
 
 
-def test_a_sidecar_that_restarts_between_two_flushes_is_told_too(path: Path) -> None:
+def test_a_sidecar_that_restarts_between_two_flushes_gets_the_facts_too(path: Path) -> None:
     recorder = Recorder(str(path))
     recorder.say({"model": "m"})
     for n in range(2):

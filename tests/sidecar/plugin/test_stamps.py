@@ -177,7 +177,7 @@ def test_a_wall_clock_that_is_not_this_hosts_gives_way_to_it(unix: int) -> None:
     assert displaced(host) == {"wall": 2}
 
 
-def test_an_arrival_that_cannot_be_is_not_told() -> None:
+def test_an_impossible_arrival_is_not_reported() -> None:
     host = Host(100 * S)
     (plugin_datagram_event,) = host.judge(event("queued", host.now, arrival_unix_ns=0)).events
     assert plugin_datagram_event.fields["arrival_unix_ns"] is None
@@ -254,7 +254,7 @@ def everything_waiting(host: Host, at: int) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 400 * DAY, -3 * DAY], ids=["now", "future", "long ago"])
-def test_all_that_waits_is_told_when_the_sidecar_ends(ahead: int) -> None:
+def test_all_that_waits_is_emitted_when_the_sidecar_ends(ahead: int) -> None:
     host = Host(500 * DAY)
     everything_waiting(host, host.now + ahead)
     assert (host.of(Iteration), host.of(KvFetch), host.of(KvPublish)) == ([], [], [])
@@ -267,7 +267,7 @@ def test_all_that_waits_is_told_when_the_sidecar_ends(ahead: int) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 400 * DAY, -3 * DAY], ids=["now", "future", "long ago"])
-def test_all_that_waits_is_told_when_the_engine_is_gone(ahead: int) -> None:
+def test_all_that_waits_is_emitted_when_the_engine_is_gone(ahead: int) -> None:
     host = Host(500 * DAY, exists=False)
     everything_waiting(host, host.now + ahead)
     host.wait(2)
@@ -280,7 +280,7 @@ def test_all_that_waits_is_told_when_the_engine_is_gone(ahead: int) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 400 * DAY], ids=["now", "future"])
-def test_all_that_waits_is_told_when_another_boot_stands_in_its_place(ahead: int) -> None:
+def test_all_that_waits_is_emitted_when_another_boot_takes_its_place(ahead: int) -> None:
     host = Host(500 * DAY, exists=None)
     everything_waiting(host, host.now + ahead)
     host.wait(6)
@@ -297,7 +297,7 @@ def test_a_process_that_is_forgotten_for_others_is_closed() -> None:
     assert [record.status for record in host.final(EngineTimes)] == ["engine_lost"]
 
 
-def test_what_was_lost_is_told_at_the_end() -> None:
+def test_losses_are_reported_at_the_end() -> None:
     host = Host(5 * S)
     for lost in (0, 3):
         host.records += host.merge.take(Packet("b", 7, words.CORE, lost + 1, host.now, UNIX + host.now, lost, ()), 7)

@@ -178,7 +178,7 @@ def test_without_a_limit_everything_fits() -> None:
     assert (found.free_streams(), found.capacity, found.problem()) == (None, None, "")
 
 
-def test_pauses_are_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_pauses_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
     found = Admission(clock=lambda: now[0])
     for second in (0.0, 1.0, 2.0, 3.0 + QUIET_S):
@@ -486,7 +486,7 @@ async def test_fault_in_one_look_at_the_connections_ends_no_later_look(caplog: p
     assert sum(record.exc_info is not None for record in caplog.records) == 1, "said once"
 
 
-def test_upstream_name_that_cannot_be_asked_for_is_502() -> None:
+def test_upstream_name_that_cannot_be_resolved_is_502() -> None:
     async def run() -> bytes:
         async with any_proxied(1) as proxy:
             object.__setattr__(proxy.source.settings, "upstream_host", f"{'a' * 64}.example")  # a label that is too long

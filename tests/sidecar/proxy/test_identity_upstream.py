@@ -260,7 +260,7 @@ async def _heads(upstream: Upstream, count: int) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_the_record_says_what_was_asked_and_when() -> None:
+async def test_the_record_has_the_request_and_its_times() -> None:
     body = (
         b'{"model":"m","prompt":"secret","stream":true,"n":2,"kv_transfer_params":{"do_remote_prefill":true,'
         b'"remote_engine_id":"e","remote_request_id":"cmpl-1","remote_block_ids":[1,2,3]}}'

@@ -262,7 +262,7 @@ async def test_an_idle_upstream_that_closes_takes_the_client_with_it() -> None:
         assert (await everything(proxy.port, RAW_GET)).endswith(b"ok")
 
 
-async def test_bytes_nobody_asked_for_are_passed_and_end_the_connection() -> None:
+async def test_unsolicited_bytes_are_passed_and_end_the_connection() -> None:
     async def handler(peer: Peer) -> None:
         await peer.request()
         await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")

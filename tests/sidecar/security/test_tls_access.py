@@ -115,7 +115,7 @@ async def test_the_environment_does_too(setup: Setup, monkeypatch: pytest.Monkey
         assert await command("requests", "--json") == 0
 
 
-async def test_who_is_not_let_in_is_told_why_and_what_to_do(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_refused_client_gets_the_reason_and_the_remedy(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
     stranger = Authority(setup.token.parent, "stranger").files("theirs")
     ca, token = ("--ca-file", setup.ca.file), ("--token-file", setup.token)
 

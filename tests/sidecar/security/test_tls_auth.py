@@ -84,7 +84,7 @@ def test_who_is_let_in(authorization: list[str], status: int | None, challenge: 
     assert guard.refused == (status is not None)
 
 
-def test_a_certificate_that_was_only_asked_for(tmp_path: Path) -> None:
+def test_a_certificate_that_was_requested_but_not_required(tmp_path: Path) -> None:
     guard = Authenticator("api", held(tmp_path, ONE), certificates=True)
     denied = guard.denial([bearer(ONE)], certified=False)
     assert denied is not None
@@ -122,7 +122,7 @@ def test_tokens_are_changed_without_a_gap(tmp_path: Path) -> None:
     assert "holds no token" in found.refused
 
 
-def test_each_host_is_told_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_each_host_is_logged_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     guard = Authenticator("otlp_http", held(tmp_path, ONE))
     denied = guard.denial([])
     assert denied is not None

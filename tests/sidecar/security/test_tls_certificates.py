@@ -99,7 +99,7 @@ def test_all_certificates_of_a_file_in_their_order() -> None:
     assert certificates(b"nothing") == []
 
 
-def test_a_damaged_pem_is_told() -> None:
+def test_a_damaged_pem_is_reported() -> None:
     with pytest.raises(ValueError, match="damaged"):
         certificates(b"-----BEGIN CERTIFICATE-----\nAAA\n-----END CERTIFICATE-----\n")
 

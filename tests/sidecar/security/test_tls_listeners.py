@@ -81,7 +81,7 @@ def test_what_does_not_go_together(text: str, path: str, words: str) -> None:
         assert "endpoint: https://127.0.0.1:4318" in problem.example or "endpoint: grpcs://c:4317" in problem.example
 
 
-def test_an_unknown_listener_is_told_the_nearest() -> None:
+def test_an_unknown_listener_is_answered_with_the_nearest() -> None:
     assert problems(EDGE + "listen: 0.0.0.0:1\nplaintext: [proxi]")["plaintext[0]"].nearest == "proxy"
 
 
@@ -113,7 +113,7 @@ def protection(
     return ListenerSecurity(tls, AuthConfig(token_file=token), plaintext)
 
 
-def test_what_anyone_may_use_is_said_at_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_open_listeners_are_logged_at_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ca, token = Authority(tmp_path), tmp_path / "tokens"
     replace(token, b"0123456789abcdef")
     listeners = [
@@ -153,7 +153,7 @@ def server_tls(tmp_path: Path, cert: bytes | None, key: bytes | None, ca: bytes 
     return ServerTls(tmp_path / "cert", tmp_path / "key", paths.get("ca"))
 
 
-def test_files_that_cannot_be_used_are_told_with_setting_path_and_remedy(tmp_path: Path) -> None:
+def test_unusable_files_are_reported_with_setting_path_and_remedy(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     leaf, other = authority.leaf(), authority.leaf()
     cert, key = leaf.cert_chain_pems[0].bytes(), leaf.private_key_pem.bytes()

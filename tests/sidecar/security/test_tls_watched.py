@@ -60,7 +60,9 @@ def test_a_change_is_taken_over_whole(files: dict[str, Path], caplog: pytest.Log
     assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
-def test_what_cannot_be_used_keeps_the_former_and_is_said_once(files: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_unusable_files_keep_the_former_value_and_are_logged_once(
+    files: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
     found = watched(files)
     replace(files["t.one"], b"x")
     assert [found.poll() for _ in range(5)] == [False] * 5
@@ -86,7 +88,7 @@ def test_going_back_ends_it(files: dict[str, Path], caplog: pytest.LogCaptureFix
     assert "can be used again" in caplog.text
 
 
-def test_another_fault_is_said_too(files: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_another_fault_is_logged_too(files: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
     found = watched(files)
     replace(files["t.one"], b"x")
     found.poll(), found.poll()

@@ -228,7 +228,7 @@ def test_failed_first_opening_is_as_if_it_had_not_been_tried(path: Path, monkeyp
 @pytest.mark.parametrize("code", KINDS, ids=NAMES)
 @pytest.mark.parametrize("call", ["open", "pread"])
 @pytest.mark.parametrize("kept", [False, True], ids=["new", "kept-position"])
-def test_a_file_that_cannot_be_read_for_a_while_is_gone_on_with_where_it_stood(
+def test_a_file_that_is_unreadable_for_a_while_continues_at_its_last_position(
     path: Path, call: str, code: int, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(path, "old\n" * 100)

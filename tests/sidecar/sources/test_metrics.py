@@ -132,7 +132,7 @@ async def test_a_page_becomes_a_report_and_samples() -> None:
     assert not got.events
 
 
-async def test_gzip_is_asked_for_and_read() -> None:
+async def test_gzip_is_requested_and_read() -> None:
     got = Got()
     async with engine(of(gzip.compress(_PAGE), headers={"Content-Encoding": "gzip"})) as at, source(at.url, got) as tap:
         assert tap.stats.page_bytes == len(_PAGE)
@@ -261,7 +261,7 @@ async def test_failures_that_were_counted_between_two_readings_are_a_fact_that_n
     assert fact.at_unix_ns == EPOCH + 20 * S
 
 
-async def test_a_counted_failure_that_is_not_taken_over_is_told_later_and_once() -> None:
+async def test_a_counted_failure_that_is_not_taken_over_is_reported_later_and_once() -> None:
     got, pages = Got(), iter([page_with(0), page_with(1), page_with(1), page_with(1)])
 
     async def answer(_: web.Request) -> web.Response:
@@ -276,7 +276,7 @@ async def test_a_counted_failure_that_is_not_taken_over_is_told_later_and_once()
     assert [(fact.lines, fact.at_unix_ns) for fact in got.facts] == [(1, EPOCH)]
 
 
-async def test_failures_counted_since_a_restart_are_told_and_those_before_the_first_reading_are_not() -> None:
+async def test_failures_counted_since_a_restart_are_reported_and_those_before_the_first_reading_are_not() -> None:
     got, pages = Got(), iter([page_with(7), page_with(2)])
 
     async def answer(_: web.Request) -> web.Response:

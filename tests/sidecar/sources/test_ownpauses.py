@@ -82,7 +82,7 @@ async def test_a_long_collection_of_garbage_is_one() -> None:
     assert [(event.detail, event.duration_ns) for event in loop.events] == [(GC, 80 * MS)]
 
 
-async def test_nothing_is_told_after_the_end_and_the_end_may_come_twice() -> None:
+async def test_nothing_is_emitted_after_the_end_and_the_end_may_come_twice() -> None:
     loop = Loop()
     await loop.own.shutdown()  # never begun
     before = list(gc.callbacks)
