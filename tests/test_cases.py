@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cases_left import LEFT, NO_TEST
+from harness.cases_left import LEFT, NO_TEST
 
 TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "cases.md"
@@ -51,10 +51,10 @@ def shown_by() -> Mapping[str, Mapping[str, int]]:
 def _problem(case: str) -> str:
     known = shown_by().get(case, {})
     if not known and case not in NO_TEST:
-        return f"{case} ({TITLES[case]}) is in the name of no test, and tests/cases_left.py gives no reason"
+        return f"{case} ({TITLES[case]}) is in the name of no test, and tests/harness/cases_left.py gives no reason"
     if known and case in NO_TEST:
-        return f"{case} is tested now: take it out of NO_TEST in tests/cases_left.py"
-    return f"{case} is in both lists of tests/cases_left.py" if case in LEFT and case in NO_TEST else ""
+        return f"{case} is tested now: take it out of NO_TEST in tests/harness/cases_left.py"
+    return f"{case} is in both lists of tests/harness/cases_left.py" if case in LEFT and case in NO_TEST else ""
 
 
 def test_every_case_is_a_test_by_its_id_or_has_a_reason_why_not() -> None:
@@ -84,7 +84,7 @@ def test_the_page_is_what_the_tests_are(request: pytest.FixtureRequest) -> None:
             "The third column lists the tests below `tests/` that replay the case by its id. The last column lists the parts",
             "that no test shows, and why. Nobody went through the parts of B, E, F, G and H one by one.",
             "",
-            "`pytest --update tests/test_cases.py` writes this page. The reasons are in `tests/cases_left.py`.",
+            "`pytest --update tests/test_cases.py` writes this page. The reasons are in `tests/harness/cases_left.py`.",
             "",
             *_rows(),
             "",

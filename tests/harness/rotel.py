@@ -100,7 +100,7 @@ async def _running(folder: Path, export_to: str, protocol: str, ports: Rotel) ->
         with suppress(ProcessLookupError):
             process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), 30)
+            await asyncio.wait_for(process.wait(), 60)
         except asyncio.TimeoutError:
             process.kill()
             await process.wait()

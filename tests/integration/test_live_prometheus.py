@@ -61,7 +61,7 @@ async def prometheus(folder: Path, target: str, port: int) -> AsyncIterator[str]
         with suppress(ProcessLookupError):
             process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), 30)
+            await asyncio.wait_for(process.wait(), 60)
         except asyncio.TimeoutError:
             process.kill()
             await process.wait()

@@ -84,7 +84,7 @@ async def test_recorded_datagrams_reach_the_collector(tmp_path: Path, moved: boo
             await asyncio.sleep(0.05)
     finally:
         child.send_signal(signal.SIGTERM)
-        await asyncio.wait_for(child.wait(), 30)
+        await asyncio.wait_for(child.wait(), 60)
         await server.shutdown(5.0)
     assert child.returncode == 0
     assert door.scopes == {"handrail.plugin", "handrail.events"}

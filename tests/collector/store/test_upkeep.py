@@ -475,7 +475,7 @@ def test_readers_see_every_row_once_while_hours_are_folded_again_and_again(store
         upkeep.run_pass()
     stopping.set()
     for reader in readers:
-        reader.join(30)
+        reader.join()
     print(f"{rounds} rounds, {sum(answers)} answers, {upkeep.stats.files_removed} files removed meanwhile")
     assert wrong == []
     assert upkeep.stats.failures == 0

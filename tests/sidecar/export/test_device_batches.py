@@ -113,7 +113,7 @@ async def test_it_sends_by_itself_and_what_waits_at_the_end() -> None:
     made = batches(taken, every_s=0.001)
     await made.start()
     made.sample(sample(gpu(), START_UNIX_NS))
-    await asyncio.wait_for(taken.some.wait(), 20)
+    await asyncio.wait_for(taken.some.wait(), 60)
     await made.shutdown()
     made.sample(sample(gpu(), START_UNIX_NS + 1))
     await made.shutdown()

@@ -310,6 +310,6 @@ async def test_it_scrapes_on_its_own_until_it_is_stopped() -> None:
     async with engine(of(_PAGE)) as at:
         made = MetricsSource(MetricsSettings(url=at.url, interval_s=0.01), process(Role.DECODE), take, got.events.append)
         await made.start()
-        await asyncio.wait_for(enough.wait(), 20)
+        await asyncio.wait_for(enough.wait(), 60)
         await made.shutdown(1)
     assert made.stats.faults == 0

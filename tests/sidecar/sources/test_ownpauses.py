@@ -111,7 +111,7 @@ async def test_a_real_loop_that_stands_is_noticed() -> None:
     await own.start()
     try:
         time.sleep(0.3)  # noqa: ASYNC251 (this is what stands)
-        await asyncio.wait_for(noticed.wait(), 20)
+        await asyncio.wait_for(noticed.wait(), 60)
     finally:
         await own.shutdown()
     assert process_events
