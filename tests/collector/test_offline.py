@@ -31,14 +31,14 @@ from harness.pipelines import Clock, batch, running, stored, sweep, taken
 SPLIT = scenarios.load("split")
 
 
-def run(requests: int, *faults: str, scenario: str = "split", seed: int = 5) -> list[TimedRecord]:
+def run(requests: int, *faults: str, scenario: str = "split", seed: int = 5) -> list[TimedRecord[Item]]:
     chosen = scenarios.load(scenario)
     parsed = tuple(parse(text, chosen.hosts()) for text in faults)
     flights = fly(VirtualRunSettings(scenario=chosen, requests=requests, seed=seed, faults=parsed))
     return arrivals(chosen, flights, parsed, seed=seed, started_unix_ns=EPOCH)
 
 
-def rows(made: list[TimedRecord]) -> list[RequestRow]:
+def rows(made: list[TimedRecord[Item]]) -> list[RequestRow]:
     return list(rows_of((one.received_unix_ns, one.record) for one in made))
 
 

@@ -12,13 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from handrail.records import Iteration, ProcessEvent
+from handrail.records.devices import DeviceRun
 from handrail_sim.emulator import scenario as scenarios
 from handrail_sim.emulator.delivery import AT_ONCE_NS, BUFFERED_TOKENS, delivered
 from handrail_sim.emulator.faults import Active, parse
 from handrail_sim.emulator.observe import HostClock
-from handrail_sim.emulator.observe_engines import SAMPLE_NS, gpu_clocks, pauses, steps
 from handrail_sim.emulator.slowdown import PAUSED_EVERY_NS, THROTTLED_NS, WATCH_NS, Hindrance, hindered_ns, hindrances
 from handrail_sim.emulator.virtual_run import VirtualRunSettings, ran
+from handrail_sim.virtual.engines import CLOCK_HERTZ, SAMPLE_NS, engine_records
+from handrail_sim.virtual.fleet import processes
 
 MS = 1_000_000
 S = 1000 * MS
@@ -89,37 +92,38 @@ def test_streams_of_that_host_stand_still_and_those_of_others_do_not(fault: str,
 def test_what_is_seen_of_it() -> None:
     faults = (parse("host_pause:d0:0.2", SPLIT.hosts()), parse("gpu_throttled:d1:4", SPLIT.hosts()))
     run = ran(VirtualRunSettings(scenario=SPLIT, requests=80, seed=3, faults=faults))
-    clocks = {host: HostClock() for host in run.steps}
     over = 60 * S
-    seen = list(pauses(run.hindered, clocks, over))
+    records = [one for _, one in engine_records(run, processes(SPLIT), {host: HostClock() for host in run.steps}, over)]
+    seen = [one for one in records if isinstance(one, ProcessEvent)]
     assert len(seen) == pytest.approx(over / PAUSED_EVERY_NS, abs=2)
     for pause in seen:
-        assert pause.host == "d0"
-        assert 200 * MS - WATCH_NS <= pause.woke_ns - pause.due_ns <= 200 * MS
-    readings = [reading for reading in gpu_clocks(run.hindered, clocks, over) if reading.host == "d1"]
+        assert pause.process.host == "d0"
+        assert pause.duration_ns is not None
+        assert 200 * MS - WATCH_NS <= pause.duration_ns <= 200 * MS
+    series = [one.series for one in records if isinstance(one, DeviceRun) and one.process.host == "d1"]
+    readings = [reading for hertz, throttled in series for reading in zip(hertz.values, throttled.values, strict=True)]
     assert len(readings) == over // SAMPLE_NS
-    slow = [reading for reading in readings if reading.throttled]
+    slow = [hertz for hertz, throttled in readings if throttled]
     assert len(slow) == pytest.approx(10 * THROTTLED_NS / SAMPLE_NS, abs=4)
-    assert {reading.hertz for reading in slow} == {max(reading.hertz for reading in readings) / 4}
-    step_observations = list(steps(run.steps, clocks))
-    for host in run.steps:
-        of_host = [step for step in step_observations if step.host == host]
-        assert all(one.end_ns <= two.begin_ns for one, two in pairwise(of_host))
+    assert (set(slow), {hertz for hertz, throttled in readings if not throttled}) == ({CLOCK_HERTZ / 4}, {CLOCK_HERTZ})
+    iterations = [one for one in records if isinstance(one, Iteration) and not one.full]
+    for host, steps in run.steps.items():
+        assert all(ended <= step.begin_ns for (ended, _), (_, step) in pairwise(steps))
+        assert sum(one.steps for one in iterations if one.process.host == host) == len(steps)
     answered = sum(len(flight.gaps_ns) + 1 for flight in run.flights)
-    first = sum(step.prefill_requests for step in step_observations if step.host.startswith("d"))
-    assert sum(step.decode_tokens for step in step_observations if step.host.startswith("d")) + first == answered
-    assert sum(step.prefill_tokens for step in step_observations if step.host.startswith("p")) == sum(
-        flight.plan.arrival.prompt_tokens for flight in run.flights
-    )
+    of_d = [one for one in iterations if one.process.host.startswith("d")]
+    assert sum(one.decode_tokens + one.prefill_requests for one in of_d) == answered
+    of_p = [one for one in iterations if one.process.host.startswith("p")]
+    assert sum(one.prefill_tokens for one in of_p) == sum(flight.plan.arrival.prompt_tokens for flight in run.flights)
 
 
 def test_tokens_that_are_computed_again_are_counted_apart() -> None:
     fault = parse("preemption_storm:d0:2", SPLIT.hosts())
     run = ran(VirtualRunSettings(scenario=SPLIT, requests=60, seed=3, faults=(fault,)))
-    step_observations = list(steps(run.steps, {host: HostClock() for host in run.steps}))
-    assert sum(step.preemptions for step in step_observations) == sum(flight.preemptions for flight in run.flights) > 10
-    assert all(step.host == "d0" for step in step_observations if step.resumed_tokens)
-    assert max(step.resumed_tokens for step in step_observations) > 500
+    steps = [(host, step) for host, ended in run.steps.items() for _, step in ended]
+    assert sum(step.preemptions for _, step in steps) == sum(flight.preemptions for flight in run.flights) > 10
+    assert all(host == "d0" for host, step in steps if step.resumed_tokens)
+    assert max(step.resumed_tokens for _, step in steps) > 500
     for flight in run.flights:
         assert len(flight.preempted) == flight.preemptions
         assert all(last is not None and first <= last for first, last in flight.preempted)

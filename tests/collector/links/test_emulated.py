@@ -5,12 +5,12 @@ The evidence comes from hosts, engines and UCX.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
 import pytest
 
+from handrail.device_counters import link as names
 from handrail_collector.explain.request.request_row import Fleet, explain_all
 from handrail_collector.links.devices import counted
 from handrail_collector.links.findings import LinkFindingKind
@@ -21,11 +21,9 @@ from handrail_collector.links.transport import Transport
 from handrail_collector.rows import FetchRow
 from handrail_collector.stitch.stitcher import SECOND, Stitcher
 from handrail_sim.emulator import faults, scenario, virtual_run
-from handrail_sim.emulator.observe import clocks
-from handrail_sim.emulator.observe_links import DeviceObservation, observe_links
 from handrail_sim.emulator.simulate import Flight
 from handrail_sim.virtual.links import link_evidence
-from handrail_sim.virtual.observers import arrivals, over_ns
+from handrail_sim.virtual.observers import arrivals
 
 STARTED = 1_700_000_000 * SECOND
 SEED = 11
@@ -119,20 +117,10 @@ def test_a_path_that_falls_back_to_TCP_is_distinguished_from_one_that_does_not()
 
 def test_what_the_hosts_count_is_what_was_moved() -> None:
     run = emulated("l40s-split")
-    device_observations = [
-        one
-        for one in observe_links(
-            scenario.load("l40s-split"),
-            run.flights,
-            (),
-            clocks(scenario.load("l40s-split"), (), STARTED),
-            over_ns(run.flights),
-            seed=1,
-        )
-        if isinstance(one, DeviceObservation)
-    ]
-    last: Iterator[DeviceObservation] = (one for one in reversed(device_observations) if one.host == "d0")
-    moved = sum(flight.kv_bytes for flight in run.flights)
-    assert next(last).received_bytes == pytest.approx(1.04 * moved, rel=0.001)
-    counts = [one.received_bytes for one in device_observations if one.host == "d0"]
+    of_devices, _ = link_evidence(scenario.load("l40s-split"), run.flights, (), SEED, STARTED)
+    (nic,) = (each for each in of_devices if each.process.host == "d0")
+    (received,) = (each.values for each in nic.series if (each.name, each.label) == (names.BYTES, names.RECEIVE))
+    counts = [count for count in received if count is not None]
+    assert len(counts) == len(nic.at)
     assert counts == sorted(counts)
+    assert counts[-1] == pytest.approx(1.04 * sum(flight.kv_bytes for flight in run.flights), rel=0.001)

@@ -34,9 +34,10 @@ from handrail_sim.emulator import faults, scenario, virtual_run
 from handrail_sim.emulator.faults import Fault, FaultError
 from handrail_sim.emulator.scenario import Scenario, ScenarioError
 from handrail_sim.emulator.virtual_run import SimulationError, VirtualRunSettings
-from handrail_sim.virtual.devices import gpu_evidence
+from handrail_sim.virtual.engines import gpu_evidence
+from handrail_sim.virtual.fleet import over_ns
 from handrail_sim.virtual.links import link_evidence
-from handrail_sim.virtual.observers import ArrivedOfEngine, TimedRecord, arrivals, engine_arrivals, over_ns
+from handrail_sim.virtual.observers import TimedRecord, arrivals, engine_arrivals
 
 _REQUESTS: Final = 2000
 _MOST: Final = 1_000_000
@@ -205,7 +206,7 @@ def _store(
     virtual_ns = over_ns(flights)
     started = now_unix_ns - virtual_ns if start_unix_ns is None else start_unix_ns
     progress.update(task, description="writing down what each host saw", completed=settings.requests)
-    made: list[TimedRecord | ArrivedOfEngine] = []
+    made: list[TimedRecord[Any]] = []
     made += arrivals(settings.scenario, flights, settings.faults, seed=settings.seed, started_unix_ns=started, plugin=plugin)
     if plugin:
         made += engine_arrivals(settings.scenario, ran, settings.faults, seed=settings.seed, started_unix_ns=started)
@@ -232,7 +233,7 @@ def _store(
     return _Done(started, virtual_ns, rows, seen)
 
 
-def _taken(made: Sequence[TimedRecord | ArrivedOfEngine], progress: Progress) -> Iterator[tuple[int, Any]]:
+def _taken(made: Sequence[TimedRecord[Any]], progress: Progress) -> Iterator[tuple[int, Any]]:
     (task,) = progress.task_ids
     for number, one in enumerate(made):
         if number % _PROGRESS_EVERY == 0:

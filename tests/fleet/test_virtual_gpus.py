@@ -22,17 +22,25 @@ from handrail_collector.store.filter import RequestFilter
 from handrail_collector.store.read import StoreReader
 from handrail_sim.emulator import scenario as scenarios
 from handrail_sim.emulator import virtual_run
+from handrail_sim.emulator.core import StepEnded
 from handrail_sim.emulator.faults import parse
 from handrail_sim.emulator.model import ForwardPass
-from handrail_sim.emulator.observe import HostClock, clocks
-from handrail_sim.emulator.observe_devices import EVERY_NS, SHARES, Worked, activity, observe_devices
+from handrail_sim.emulator.observe import clocks
+from handrail_sim.emulator.simulate import Ran
 from handrail_sim.emulator.virtual_run import VirtualRunSettings
-from handrail_sim.virtual.devices import gpu_evidence
-from handrail_sim.virtual.observers import arrivals, over_ns
+from handrail_sim.virtual.engines import SAMPLE_NS, SHARES, activity, gpu_activity, gpu_evidence
+from handrail_sim.virtual.fleet import over_ns
+from handrail_sim.virtual.observers import arrivals
 
 H100 = scenarios.load("h100-70b-split")
 MS = 1_000_000
 STARTED = 1_796_000_000 * 10**9
+
+
+def worked(begin_ns: int, end_ns: int, batch: ForwardPass) -> tuple[int, StepEnded]:
+    """Build a step with its end."""
+    counts = dict.fromkeys(("requests", "prefill_requests", "prefill_tokens", "resumed_tokens", "preemptions"), 0)
+    return end_ns, StepEnded(tokens=1, begin_ns=begin_ns, landed=False, batch=batch, **counts)
 
 
 def test_a_prompt_keeps_the_tensor_pipes_busy_and_decoding_the_memory() -> None:
@@ -45,22 +53,24 @@ def test_a_prompt_keeps_the_tensor_pipes_busy_and_decoding_the_memory() -> None:
 
 def test_each_sample_tells_of_the_time_since_the_one_before() -> None:
     step = ForwardPass(decoding=1, prefill_tokens=0, running=1, context_tokens=1000)
-    worked = [Worked(50 * MS, 120 * MS, step), Worked(150 * MS, 180 * MS, step)]
-    gpu_observations = list(observe_devices(H100, {"d0": worked}, {"d0": HostClock(offset_ns=7)}, 290 * MS))
-    assert [round(one.busy, 6) for one in gpu_observations] == [0.5, 0.5, 0.0]
-    assert [one.reported_ns for one in gpu_observations] == [100 * MS, 200 * MS, 300 * MS]
-    assert gpu_observations[0].at_unix_ns - gpu_observations[0].reported_ns == HostClock().started_unix_ns + 7
+    steps = [worked(50 * MS, 120 * MS, step), worked(150 * MS, 180 * MS, step)]
+    samples = list(gpu_activity(H100, steps, 290 * MS))
+    assert [round(busy, 6) for _, busy, _, _ in samples] == [0.5, 0.5, 0.0]
+    assert [at_ns for at_ns, *_ in samples] == [100 * MS, 200 * MS, 300 * MS]
+    faults = (parse("clock_offset:d0:0.000000007", H100.hosts()),)
+    (run,) = gpu_evidence(H100, Ran([], {"d0": steps}, {}), faults, STARTED, 290 * MS)
+    assert run.at == [STARTED + 7 + at_ns for at_ns, *_ in samples]
 
 
 @given(st.lists(st.tuples(st.integers(0, 300 * MS), st.integers(1, 400 * MS)), max_size=20))
 def test_busy_time_adds_up_to_the_steps(lengths: list[tuple[int, int]]) -> None:
-    worked, at = [], 0
+    steps, at = [], 0
     for idle, length in lengths:
         at += idle
-        worked.append(Worked(at, at + length, ForwardPass(decoding=1, prefill_tokens=0, running=1)))
+        steps.append(worked(at, at + length, ForwardPass(decoding=1, prefill_tokens=0, running=1)))
         at += length
-    gpu_observations = list(observe_devices(H100, {"d0": worked}, {"d0": HostClock()}, at))
-    assert sum(one.busy for one in gpu_observations) * EVERY_NS == pytest.approx(sum(length for _, length in lengths), abs=10)
+    busy_ns = sum(busy for _, busy, _, _ in gpu_activity(H100, steps, at)) * SAMPLE_NS
+    assert busy_ns == pytest.approx(sum(length for _, length in lengths), abs=10)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +115,7 @@ def test_a_trace_of_the_emulated_pair_shows_what_its_gpus_did(pair: Path) -> Non
     (device,) = p["devices"]
     tensor = next(track for track in device["tracks"] if track["name"] == names.GPU_TENSOR_ACTIVE)
     assert max(tensor["values"]) > 0.5
-    assert compute.duration_ns > 3 * EVERY_NS
+    assert compute.duration_ns > 3 * SAMPLE_NS
 
 
 def test_a_gpu_that_is_throttled_says_so_beside_what_it_did() -> None:
@@ -121,6 +131,5 @@ def test_a_gpu_that_is_throttled_says_so_beside_what_it_did() -> None:
 
 def test_a_host_that_ran_nothing_is_idle() -> None:
     still = replace(H100, step_ns=0)
-    gpu_observations = list(observe_devices(still, {"p0": []}, {"p0": HostClock()}, 250 * MS))
-    assert [(one.busy, one.tensor, one.dram) for one in gpu_observations] == [(0.0, 0.0, 0.0)] * 3
+    assert list(gpu_activity(still, [], 250 * MS)) == [(at * MS, 0.0, 0.0, 0.0) for at in (100, 200, 300)]
     assert activity(still, ForwardPass(decoding=0, prefill_tokens=0, running=0)) == (0.0, 0.0)
