@@ -98,9 +98,9 @@ def test_a_child_may_be_ended_as_soon_as_it_is_ready(tmp_path: Path) -> None:
     code = (
         "import asyncio, os, pathlib, signal\n"
         "from aiohttp import web\n"
-        "from handrail_sim.emulator import ready\n"
-        "ready.write = lambda path, addresses: os.kill(os.getpid(), signal.SIGTERM)\n"
-        "asyncio.run(ready.serve(web.Application(), ('127.0.0.1', 0), pathlib.Path('ready')))\n"
+        "from handrail_sim.emulator import process\n"
+        "process.write = lambda path, addresses: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "asyncio.run(process.serve(web.Application(), ('127.0.0.1', 0), pathlib.Path('ready')))\n"
         "print('ended well')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=False)

@@ -25,7 +25,7 @@ from handrail_sim.emulator.core import (
     StepEnded,
     TokenMade,
 )
-from handrail_sim.emulator.model import LatencyModel
+from handrail_sim.emulator.profile import LatencyModel
 
 MS = 1_000_000
 LEASE_NS = 30_000 * MS

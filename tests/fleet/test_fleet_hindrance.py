@@ -17,11 +17,10 @@ from handrail.records.devices import DeviceRun
 from handrail_sim.emulator import scenario as scenarios
 from handrail_sim.emulator.delivery import AT_ONCE_NS, BUFFERED_TOKENS, delivered
 from handrail_sim.emulator.faults import Active, parse
+from handrail_sim.emulator.host import PAUSED_EVERY_NS, THROTTLED_NS, WATCH_NS, Hindrance, hindered_ns, hindrances
 from handrail_sim.emulator.observe import HostClock
-from handrail_sim.emulator.slowdown import PAUSED_EVERY_NS, THROTTLED_NS, WATCH_NS, Hindrance, hindered_ns, hindrances
 from handrail_sim.emulator.virtual_run import VirtualRunSettings, ran
-from handrail_sim.virtual.engines import CLOCK_HERTZ, SAMPLE_NS, engine_records
-from handrail_sim.virtual.fleet import processes
+from handrail_sim.virtual.engines import CLOCK_HERTZ, SAMPLE_NS, engine_records, processes
 
 MS = 1_000_000
 S = 1000 * MS

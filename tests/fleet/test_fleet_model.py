@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail_sim.emulator.model import ForwardPass, LatencyModel
-from handrail_sim.emulator.profile import load
+from handrail_sim.emulator.costs import ForwardPass
+from handrail_sim.emulator.profile import LatencyModel, load
 from handrail_sim.emulator.text import TokenStream, plan, prefix_blocks, seed_of, tokenize
 
 PER_TOKEN = load("8b-h100-balanced-per-token")

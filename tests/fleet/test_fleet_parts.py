@@ -16,12 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail_sim.emulator import scenario as scenarios
-from handrail_sim.emulator.costs import Costs
-from handrail_sim.emulator.links import EmulatedLink
-from handrail_sim.emulator.model import ForwardPass
+from handrail_sim.emulator.costs import Costs, ForwardPass
+from handrail_sim.emulator.kv import PrefixCache
 from handrail_sim.emulator.noise import normal, uniform
-from handrail_sim.emulator.prefix import PrefixCache
 from handrail_sim.emulator.scenario import Scenario, ScenarioError
+from handrail_sim.emulator.wire import EmulatedLink
 from handrail_sim.emulator.workload import Arrival, TraceError, generate, plans, read_azure, read_mooncake, repeat
 
 S = 1_000_000_000

@@ -23,13 +23,12 @@ from handrail_collector.store.read import StoreReader
 from handrail_sim.emulator import scenario as scenarios
 from handrail_sim.emulator import virtual_run
 from handrail_sim.emulator.core import StepEnded
+from handrail_sim.emulator.costs import ForwardPass
 from handrail_sim.emulator.faults import parse
-from handrail_sim.emulator.model import ForwardPass
 from handrail_sim.emulator.observe import clocks
-from handrail_sim.emulator.simulate import Ran
+from handrail_sim.emulator.simulate import Ran, over_ns
 from handrail_sim.emulator.virtual_run import VirtualRunSettings
 from handrail_sim.virtual.engines import SAMPLE_NS, SHARES, activity, gpu_activity, gpu_evidence
-from handrail_sim.virtual.fleet import over_ns
 from handrail_sim.virtual.observers import arrivals
 
 H100 = scenarios.load("h100-70b-split")

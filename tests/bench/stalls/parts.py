@@ -13,9 +13,9 @@ from itertools import accumulate
 from handrail_collector.explain.stalls.evidence import StallCause
 from handrail_sim.emulator.core import StepEnded
 from handrail_sim.emulator.costs import Costs
+from handrail_sim.emulator.host import Hindrance, hindered_ns
 from handrail_sim.emulator.scenario import Scenario
 from handrail_sim.emulator.simulate import Flight, Ran
-from handrail_sim.emulator.slowdown import Hindrance, hindered_ns
 
 
 class Parts:

@@ -33,9 +33,9 @@ from handrail_collector.store.publish import StoreLockedError
 from handrail_sim.emulator import faults, scenario, virtual_run
 from handrail_sim.emulator.faults import Fault, FaultError
 from handrail_sim.emulator.scenario import Scenario, ScenarioError
+from handrail_sim.emulator.simulate import over_ns
 from handrail_sim.emulator.virtual_run import SimulationError, VirtualRunSettings
 from handrail_sim.virtual.engines import gpu_evidence
-from handrail_sim.virtual.fleet import over_ns
 from handrail_sim.virtual.links import link_evidence
 from handrail_sim.virtual.observers import TimedRecord, arrivals, engine_arrivals
 

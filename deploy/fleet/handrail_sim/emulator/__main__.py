@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from handrail_sim.emulator import faults, load, ready, router, scenario, truth_log, virtual_run, workload
-from handrail_sim.emulator.plugin_socket import voice_path
+from handrail_sim.emulator import faults, load, process, router, scenario, truth_log, virtual_run, workload
+from handrail_sim.emulator.plugin_events import socket_path
 from handrail_sim.emulator.profile import ProfileError, bundled
 from handrail_sim.emulator.profile import load as load_profile
 
@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
 
     engine = commands.add_parser("engine", help="one vLLM engine")
     engine.add_argument("--role", choices=("prefill", "decode", "both"), default="both")
-    engine.add_argument("--listen", type=ready.address, default=("127.0.0.1", 0), metavar="HOST:PORT")
+    engine.add_argument("--listen", type=process.address, default=("127.0.0.1", 0), metavar="HOST:PORT")
     _add_run(engine)
     engine.add_argument("--host", help="which of the scenario's hosts it is; default: the first of its role")
     engine.add_argument("--profile", help=f"llm-d latencies instead of the scenario's: a file or one of: {', '.join(bundled())}")
@@ -95,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
     engine.add_argument("--kv-lease-duration", type=_positive, default=30.0, metavar="SECONDS")
 
     relay = commands.add_parser("router", help="a two-step prefill/decode router")
-    relay.add_argument("--listen", type=ready.address, default=("127.0.0.1", 0), metavar="HOST:PORT")
+    relay.add_argument("--listen", type=process.address, default=("127.0.0.1", 0), metavar="HOST:PORT")
     relay.add_argument("--prefill", nargs="+", required=True, metavar="URL")
     relay.add_argument("--decode", nargs="+", required=True, metavar="URL")
     relay.add_argument("--policy", choices=router.POLICIES, default="round_robin")
@@ -185,7 +185,7 @@ def _engine(args: argparse.Namespace) -> None:
         max_model_len=args.max_model_len,
         lease_s=args.kv_lease_duration,
         recompute=args.kv_load_failure_policy == "recompute",
-        plugin_socket=voice_path(),
+        plugin_socket=socket_path(),
     )
     asyncio.run(http_api.run(settings))
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from handrail_sim.emulator.costs import ForwardPass
 from handrail_sim.emulator.kv import BlockPool, Publication, Publications, blocks_for
-from handrail_sim.emulator.model import ForwardPass
 
 
 class StepModel(Protocol):

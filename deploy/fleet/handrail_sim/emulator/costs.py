@@ -10,11 +10,25 @@ is launched.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
-from handrail_sim.emulator.model import ForwardPass
 from handrail_sim.emulator.noise import normal
 from handrail_sim.emulator.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardPass:
+    """The work of one forward pass.
+
+    It makes a token for each of ``decoding`` requests, and computes ``prefill_tokens`` of prompts.
+    """
+
+    decoding: int
+    prefill_tokens: int
+    running: int  # requests that the engine runs, in this pass or not
+    context_tokens: int = 0  # tokens to which the decoding requests attend
+    prefill_pairs: int = 0  # prompt tokens times the tokens before them: the cost of attention in the prefill grows with it
 
 
 class StepCosts(Protocol):

@@ -29,18 +29,16 @@ from handrail_sim.emulator.core import (
 )
 from handrail_sim.emulator.costs import Costs, StepCosts
 from handrail_sim.emulator.faults import Fault
-from handrail_sim.emulator.fetching import Fetcher, Pull
 from handrail_sim.emulator.generation import ArrivedRequest, ChoiceCall, Generation, figures, refused, saw
 from handrail_sim.emulator.host import ADMISSION_D, ADMISSION_P, FETCH, REFUSED, EmulatedHost
 from handrail_sim.emulator.kv import Publication
+from handrail_sim.emulator.kv_handoff import Fetcher, KvPublisher, Pull
 from handrail_sim.emulator.metrics import EngineMetrics
-from handrail_sim.emulator.model import LatencyModel, with_profile
 from handrail_sim.emulator.noise import uniform
 from handrail_sim.emulator.openai import Ask, InvalidRequestError, Prompt
-from handrail_sim.emulator.plugin_events import Spoken
-from handrail_sim.emulator.profile import Profile
-from handrail_sim.emulator.publishing import KvPublisher
-from handrail_sim.emulator.runclock import RunClock
+from handrail_sim.emulator.plugin_events import PluginEvents
+from handrail_sim.emulator.process import RunClock
+from handrail_sim.emulator.profile import LatencyModel, Profile, with_profile
 from handrail_sim.emulator.scenario import Scenario
 from handrail_sim.emulator.spans import RequestSpans, exporter
 from handrail_sim.emulator.text import AnswerPlan, TokenStream, plan, seed_of
@@ -99,7 +97,7 @@ class EmulatedEngine:
         if settings.otlp_endpoint is not None:
             self._spans = RequestSpans(exporter(settings.otlp_endpoint, settings.otlp_protocol), f"vllm-{settings.role}")
         self._truth = TruthFile(settings.truth) if settings.truth is not None else None
-        self._spoken = Spoken(
+        self._plugin = PluginEvents(
             settings.plugin_socket,
             engine_id=self.id,
             model=settings.model,
@@ -109,11 +107,11 @@ class EmulatedEngine:
             core=self._core,
             pauses=self._host.hindrances.get("host_pause", ()),
         )
-        self._publisher = KvPublisher(self.id, self._host, self.metrics, self, self._spoken)
+        self._publisher = KvPublisher(self.id, self._host, self.metrics, self, self._plugin)
         self._channel = ChannelServer(self._publisher.answer)
         self._channel_port = 0
         self._fetcher = Fetcher(
-            *(settings.host, self.id, self._scenario, self._faults, self.metrics, self._spoken),
+            *(settings.host, self.id, self._scenario, self._faults, self.metrics, self._plugin),
             handshake_timeout_s=settings.handshake_timeout_s,
             recompute=settings.recompute,
         )
@@ -133,7 +131,7 @@ class EmulatedEngine:
     async def start(self) -> None:
         self._channel_port = await self._channel.start(self.settings.listen[0])
         self._heart = asyncio.create_task(self._heartbeats())
-        self._spoken.start()
+        self._plugin.start()
         self._apply_faults()
         now_ns = self.now_ns()
         for time_ns in self._faults.edges():
@@ -152,7 +150,7 @@ class EmulatedEngine:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._fetcher.close()
         await self._channel.close()
-        await self._spoken.close()
+        await self._plugin.close()
         if self._spans is not None:
             await asyncio.to_thread(self._spans.close)
         if self._truth is not None:
@@ -218,7 +216,7 @@ class EmulatedEngine:
         )
         self._calls[job.id] = call
         traced = generation.arrived.headers.get("traceparent") if self._spans is not None else None
-        self._spoken.queued(job, now_ns, now_unix_ns, kv, traced)
+        self._plugin.queued(job, now_ns, now_unix_ns, kv, traced)
         generation.calls.append(call)
         generation.texts.append(TokenStream(seed))
         generation.made.append(0)
@@ -239,7 +237,7 @@ class EmulatedEngine:
                 for effect in self._core.abort(call.job.id):
                     if isinstance(effect, Ended):
                         call.ended = effect
-                        self._spoken.ended(effect)
+                        self._plugin.ended(effect)
         self._kick()
         if self._truth is not None:
             for call in generation.calls:
@@ -315,17 +313,17 @@ class EmulatedEngine:
                 self._fetches[effect.id] = asyncio.create_task(self._fetch(effect))
             elif isinstance(effect, StepEnded):
                 self.metrics.step(effect.tokens)
-                self._spoken.step(effect)
+                self._plugin.step(effect)
             elif isinstance(effect, LeaseExpired):
                 self._publisher.expired(effect.publication)
             elif isinstance(effect, Preempted):
                 self.metrics.preempted()
-                self._spoken.preempted(effect.id)
+                self._plugin.preempted(effect.id)
                 call = self._calls.get(effect.id)
                 if call is not None:
                     call.preemptions += 1
             elif isinstance(effect, Resumed):
-                self._spoken.resumed(effect.id)
+                self._plugin.resumed(effect.id)
 
     def _on_token(self, token: TokenMade) -> None:
         call = self._calls.get(token.id)
@@ -334,7 +332,7 @@ class EmulatedEngine:
         self.metrics.tokens(1)
         if token.gap_ns is None:
             call.first_ns = time.monotonic_ns()
-            self._spoken.first_token(token.id, token.at_ns)
+            self._plugin.first_token(token.id, token.at_ns)
             ttft_s = (call.first_ns - call.queued_ns) / 1e9
             loaded = call.pull is not None and call.pull.ok
             self.metrics.first_token(ttft_s, call.job.prompt_tokens, loaded, call.job.cached_tokens)
@@ -350,7 +348,7 @@ class EmulatedEngine:
         if call is None:
             return
         call.ended = ended
-        self._spoken.ended(ended)
+        self._plugin.ended(ended)
         if ended.published is not None:
             self._kept[ended.id] = ended.published
             self._publisher.hold(ended.id)
@@ -384,14 +382,14 @@ class EmulatedEngine:
             started_ns=time.monotonic_ns(),
         )
         self._host.costs.post(tokens)
-        self._spoken.load(load, pull.kv_bytes, tokens)
+        self._plugin.load(load, pull.kv_bytes, tokens)
         try:
             await self._fetcher.fetch(pull)
         finally:
             self._fetches.pop(load.id, None)
         now_ns = time.monotonic_ns()
         pull.seen_ns = max(now_ns, self._core.step_ends_ns or now_ns)
-        self._spoken.loaded(load.id, ok=pull.ok, noticed_ns=pull.seen_ns)
+        self._plugin.loaded(load.id, ok=pull.ok, noticed_ns=pull.seen_ns)
         self._carry_out(self._core.load_done(load.id, pull.ok, recompute=pull.recompute))
         self._kick()
 

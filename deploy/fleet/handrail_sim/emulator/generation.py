@@ -10,9 +10,9 @@ import time
 from dataclasses import dataclass, field
 
 from handrail_sim.emulator.core import Ended, EngineJob, FinishReason
-from handrail_sim.emulator.fetching import Pull
+from handrail_sim.emulator.kv_handoff import Pull
 from handrail_sim.emulator.openai import Ask
-from handrail_sim.emulator.runclock import RunClock
+from handrail_sim.emulator.process import RunClock
 from handrail_sim.emulator.spans import RequestFigures
 from handrail_sim.emulator.text import TokenStream
 from handrail_sim.emulator.truth import FetchTruth

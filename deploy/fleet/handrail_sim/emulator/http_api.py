@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from handrail_sim.emulator import openai, ready
+from handrail_sim.emulator import openai, process
 from handrail_sim.emulator.core import FinishReason
 from handrail_sim.emulator.engine import EmulatedEngine, EngineSettings
 from handrail_sim.emulator.generation import Generation
@@ -194,6 +194,6 @@ async def run(settings: EngineSettings) -> None:
     engine = EmulatedEngine(settings)
     await engine.start()
     try:
-        await ready.serve(HttpApi(engine).app(), settings.listen, settings.ready_file)
+        await process.serve(HttpApi(engine).app(), settings.listen, settings.ready_file)
     finally:
         await engine.close()

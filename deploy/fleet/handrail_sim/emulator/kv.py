@@ -1,11 +1,12 @@
-"""The KV blocks of one engine, and those that P keeps for a decode engine.
+"""The KV of one engine: its blocks, those that P keeps for a decode engine, and the prefixes that it still holds.
 
-P keeps them until they are read or their lease expires.
+P keeps blocks until they are read or their lease expires. No clock, no I/O.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 BLOCK_TOKENS = 16
@@ -102,3 +103,32 @@ class Publications:
     @property
     def next_deadline_ns(self) -> int | None:
         return next(iter(self._held.values()))[1] if self._held else None
+
+
+PREFIX_TOKENS = 512
+
+
+class PrefixCache:
+    def __init__(self, capacity_blocks: int) -> None:
+        self._capacity = capacity_blocks
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def match(self, blocks: Sequence[int], prompt_tokens: int) -> int:
+        """Return how many leading tokens need not be computed.
+
+        At most all but one, since the engine samples from the last one.
+        """
+        hits = 0
+        for block in blocks:
+            if block not in self._blocks:
+                break
+            self._blocks.move_to_end(block)
+            hits += 1
+        return min(hits * PREFIX_TOKENS, prompt_tokens - 1)
+
+    def keep(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        while len(self._blocks) > self._capacity:
+            self._blocks.popitem(last=False)

@@ -19,8 +19,8 @@ from typing import Any
 import aiohttp
 
 from handrail_sim.emulator.delivery import CLIENT, SLOW_CLIENTS
+from handrail_sim.emulator.kv import PREFIX_TOKENS
 from handrail_sim.emulator.noise import uniform
-from handrail_sim.emulator.prefix import PREFIX_TOKENS
 from handrail_sim.emulator.text import WORDS
 from handrail_sim.emulator.workload import Arrival
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from handrail_sim.emulator.delivery import delivered
+from handrail_sim.emulator.delivery import Hop, delivered, hop_ns
 from handrail_sim.emulator.faults import Fault, FaultPlace
-from handrail_sim.emulator.hops import Hop, hop_ns
 from handrail_sim.emulator.scenario import Scenario
 from handrail_sim.emulator.simulate import Attempt, Flight
 

@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from aiohttp import web
 
-from handrail_sim.emulator import openai, ready
+from handrail_sim.emulator import openai, process
 from handrail_sim.emulator.faults import Fault
-from handrail_sim.emulator.runclock import RunClock
+from handrail_sim.emulator.process import RunClock
 from handrail_sim.emulator.truth_log import RouterSaw, TruthFile
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from handrail_sim.emulator.router_spans import RouterSpans
+    from handrail_sim.emulator.spans import RouterSpans
 
 _PASSED = ("traceparent", "tracestate", "authorization")
 _ASK_FOR_KV = {
@@ -143,10 +143,10 @@ class Router:
     async def _outputs(self, app: web.Application) -> AsyncIterator[None]:
         settings = self._settings
         if settings.otlp_endpoint is not None:
-            from handrail_sim.emulator import router_spans, spans  # imports the SDK, which a router without traces does not need
+            from handrail_sim.emulator import spans  # imports the SDK, which a router without traces does not need
 
             exporter = spans.exporter(settings.otlp_endpoint, settings.otlp_protocol)
-            self._spans = router_spans.RouterSpans(exporter, lambda: self._clock.unix_ns(time.time_ns()))
+            self._spans = spans.RouterSpans(exporter, lambda: self._clock.unix_ns(time.time_ns()))
         if settings.truth is not None:
             self._truth = TruthFile(settings.truth)
         yield
@@ -301,4 +301,4 @@ def _unreachable(leg: str, error: Exception, echo: dict[str, str]) -> web.Respon
 
 async def run(settings: RouterSettings) -> None:
     """Serve until a signal stops the process."""
-    await ready.serve(Router(settings).app(), settings.listen, settings.ready_file)
+    await process.serve(Router(settings).app(), settings.listen, settings.ready_file)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from handrail_sim.emulator.faults import Hosts
-from handrail_sim.emulator.yamlfile import NotYamlError, read_yaml
+from handrail_sim.emulator.yamlfile import names_in, read_named
 
 FOLDER = Path(__file__).parent / "scenarios"
 LAYOUTS = ("split", "collocated")
@@ -185,20 +185,9 @@ def load(name: str) -> Scenario:
 
     Raises ``ScenarioError``.
     """
-    path = FOLDER / f"{name}.yaml"
-    if not path.is_file():
-        path = Path(name)
-    try:
-        content = read_yaml(path)
-    except OSError:
-        raise ScenarioError(f"{name}: neither a file nor one of {', '.join(bundled())}") from None
-    except NotYamlError as error:
-        raise ScenarioError(f"{path}: not YAML: {error}") from None
-    if not isinstance(content, dict):
-        raise ScenarioError(f"{path}: a mapping is expected")
-    return parse(path.stem, content)
+    return parse(*read_named(FOLDER, name, ScenarioError))
 
 
 def bundled() -> list[str]:
     """List the names of the scenarios that come with the package."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    return names_in(FOLDER)

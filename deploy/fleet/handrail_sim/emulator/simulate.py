@@ -24,18 +24,17 @@ from handrail_sim.emulator.core import (
     TokenMade,
 )
 from handrail_sim.emulator.costs import Costs
-from handrail_sim.emulator.delivery import CLIENT, SLOW_CLIENTS
+from handrail_sim.emulator.delivery import CLIENT, FIRST, LAST, SLOW_CLIENTS, Hop, hop_ns
 from handrail_sim.emulator.faults import Active, Fault
-from handrail_sim.emulator.hops import FIRST, LAST, Hop, hop_ns
-from handrail_sim.emulator.host import ADMISSION_D, ADMISSION_P, FETCH, REFUSED, EmulatedHost
+from handrail_sim.emulator.host import ADMISSION_D, ADMISSION_P, FETCH, REFUSED, EmulatedHost, Hindrance
 from handrail_sim.emulator.noise import uniform
 from handrail_sim.emulator.scenario import Scenario
-from handrail_sim.emulator.slowdown import Hindrance
 from handrail_sim.emulator.truth import FetchTruth, RequestTruth, TrueOutcome, TruePhase
 from handrail_sim.emulator.wire import FAILS_AFTER_NS, Wire
 from handrail_sim.emulator.workload import WorkloadRequest
 
 RUN_OUT_NS = 600_000_000_000  # after the last arrival; a request that is open then has hung
+PATIENCE_NS = 60_000_000_000  # from the end of everything else until the clients of hung requests give up
 UNREAD_NS = 30_000_000_000  # vLLM's lease: how long P holds blocks that nobody reads
 
 
@@ -426,6 +425,16 @@ class Simulation:
         for wire in self._wires.values():
             wire.apply_faults(self._now_ns)
             self._watch(wire)
+
+
+def over_ns(flights: Sequence[Flight]) -> int:
+    """Return when the run is over.
+
+    Its last request has ended. Where some hang, everything else that happens has happened.
+    """
+    last = max((flight.end_ns for flight in flights if flight.end_ns is not None), default=0)
+    last = max([last, *(flight.plan.arrival.at_ns for flight in flights)])
+    return last + (PATIENCE_NS if any(flight.end_ns is None for flight in flights) else 0)
 
 
 def record(scenario: Scenario, flight: Flight) -> RequestTruth:

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from itertools import pairwise
 from random import Random
 
-from handrail_sim.emulator.prefix import PREFIX_TOKENS
+from handrail_sim.emulator.kv import PREFIX_TOKENS
 
 _PIECE = re.compile(r"\s*[^\W_]{1,6}|\s*[^\w\s]|\s*_|\s+")
 # fmt: off

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from random import Random
 
+from handrail_sim.emulator.kv import PREFIX_TOKENS
 from handrail_sim.emulator.noise import uniform
-from handrail_sim.emulator.prefix import PREFIX_TOKENS
 from handrail_sim.emulator.scenario import Scenario
 
 _PREFILL, _DECODE = 1, 2  # the purposes of draws

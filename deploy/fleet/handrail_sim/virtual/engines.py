@@ -14,19 +14,18 @@ from itertools import groupby
 from typing import Final
 
 from handrail import conventions as names
-from handrail.records import Iteration, Process, ProcessEvent, ProcessEventKind, Source
+from handrail.records import Iteration, Process, ProcessEvent, ProcessEventKind, Role, Source
 from handrail.records.devices import Device, DeviceKind, DeviceRun, Series
 from handrail_sidecar.plugin_merge.bounds import MergeLimits
 from handrail_sidecar.plugin_merge.engine import ObservedEngine
 from handrail_sidecar.plugin_merge.steps import Steps
 from handrail_sim.emulator.core import StepEnded
+from handrail_sim.emulator.costs import ForwardPass
 from handrail_sim.emulator.faults import Fault
-from handrail_sim.emulator.model import ForwardPass
+from handrail_sim.emulator.host import WATCH_NS, Hindrance, late_wakes
 from handrail_sim.emulator.observe import HostClock, clocks
 from handrail_sim.emulator.scenario import Scenario
 from handrail_sim.emulator.simulate import Ran
-from handrail_sim.emulator.slowdown import WATCH_NS, Hindrance, late_wakes
-from handrail_sim.virtual.fleet import processes
 
 SAMPLE_NS: Final = 100_000_000
 CLOCK_HERTZ: Final = 1_980_000_000.0
@@ -42,6 +41,16 @@ SHARES: Final = {
 _CORE_PID: Final = 4711
 _SECOND_NS: Final = 1_000_000_000
 _DIGITS: Final = 4
+
+
+def processes(scenario: Scenario) -> dict[str, Process]:
+    """Return the edge, the router and the engines, by host."""
+    hosts = scenario.hosts()
+    roles = dict.fromkeys(hosts.prefill, Role.COLLOCATED if hosts.collocated else Role.PREFILL)
+    roles |= {} if hosts.collocated else dict.fromkeys(hosts.decode, Role.DECODE)
+    roles |= {"edge": Role.EDGE, "router": Role.ROUTER}
+    return {host: Process(role=role, instance=f"{host}:8000", host=host, host_name=host) for host, role in roles.items()}
+
 
 EngineRecord = Iteration | ProcessEvent | DeviceRun
 

@@ -22,9 +22,9 @@ from handrail_collector.stitch.events import key_of
 from handrail_sim.emulator.faults import Active, Fault
 from handrail_sim.emulator.observe import HostClock, clocks
 from handrail_sim.emulator.scenario import Scenario
-from handrail_sim.emulator.simulate import Flight
+from handrail_sim.emulator.simulate import Flight, over_ns
 from handrail_sim.emulator.truth import FetchTruth
-from handrail_sim.virtual.fleet import over_ns, processes
+from handrail_sim.virtual.engines import processes
 
 EVERY_NS: Final = 1_000_000_000
 _NIC, _PORT = "eth0", "mlx5_0/1"

@@ -23,9 +23,8 @@ from handrail_collector.stitch.evidence import Item
 from handrail_sim.emulator.faults import Fault
 from handrail_sim.emulator.observe import EngineObservation, ProxyObservation, RouterObservation, clocks, observe
 from handrail_sim.emulator.scenario import Scenario
-from handrail_sim.emulator.simulate import Flight, Ran
-from handrail_sim.virtual.engines import EngineRecord, engine_records
-from handrail_sim.virtual.fleet import over_ns, processes
+from handrail_sim.emulator.simulate import Flight, Ran, over_ns
+from handrail_sim.virtual.engines import EngineRecord, engine_records, processes
 from handrail_sim.virtual.plugin import PluginRecords
 
 _SIDECAR_EVERY_NS: Final = 500_000_000

@@ -1,6 +1,6 @@
-"""D's side of the hand-off in real time: first contact, then the KV fetch.
+"""The hand-off in real time: D's first contact and KV fetch, and the blocks that P holds.
 
-First contact uses the side channel. No KV moves: the model of the link gives the duration, and P's answer gives the permission.
+Both use the side channel. No KV moves: the model of the link gives the duration, and P's answer gives the permission.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from handrail_sim.emulator.channel import PeerConnection, Peers, ProducerAddress, TransferError
 from handrail_sim.emulator.faults import Active
+from handrail_sim.emulator.host import Driver, EmulatedHost
+from handrail_sim.emulator.kv import Publication
 from handrail_sim.emulator.metrics import EngineMetrics
-from handrail_sim.emulator.plugin_events import Spoken
+from handrail_sim.emulator.plugin_events import PluginEvents
 from handrail_sim.emulator.scenario import Scenario
 from handrail_sim.emulator.truth import FetchTruth
 from handrail_sim.emulator.wire import FAILS_AFTER_NS, Wire
@@ -119,7 +122,7 @@ class Fetcher:
         scenario: Scenario,
         faults: Active,
         metrics: EngineMetrics,
-        spoken: Spoken,
+        plugin: PluginEvents,
         *,
         handshake_timeout_s: float,
         recompute: bool,
@@ -129,7 +132,7 @@ class Fetcher:
         self._scenario = scenario
         self._faults = faults
         self._metrics = metrics
-        self._spoken = spoken
+        self._plugin = plugin
         self._recompute = recompute
         self._peers = Peers(handshake_timeout_s)
         self._traffic: dict[ProducerAddress, WireTraffic] = {}
@@ -155,7 +158,7 @@ class Fetcher:
         address = _address(pull.kv)
         peer: PeerConnection | None = None
         try:
-            with self._spoken.contact(address.engine_id):
+            with self._plugin.contact(address.engine_id):
                 peer = await self._peers.get(address)
             await self._read(pull, peer, self._over(address, peer))
         except (TransferError, OSError) as error:
@@ -187,10 +190,10 @@ class Fetcher:
         """Read the KV from the peer. Raises ``TransferError`` and ``OSError``."""
         wire, remote = traffic.wire, str(pull.kv["remote_request_id"])
         pull.peer = peer.host
-        with self._spoken.contact(traffic.engine_id):
+        with self._plugin.contact(traffic.engine_id):
             await _until(wire.contact_ns(time.monotonic_ns()))
         posted_ns = pull.contact_ns = time.monotonic_ns()
-        self._spoken.posted(pull.request_id, posted_ns)
+        self._plugin.posted(pull.request_id, posted_ns)
         failure = wire.failure(pull.drawn, posted_ns)
         if failure is None:
             answer = await peer.ask({"op": "read", "request_id": remote, "blocks": pull.kv.get("remote_block_ids")})
@@ -204,7 +207,7 @@ class Fetcher:
                 raise TransferError("transfer_failed", "NIXL_ERR_REMOTE_DISCONNECT")
         post_s = (time.monotonic_ns() - posted_ns) / 1e9
         await traffic.move(pull.request_id, pull.link_bytes)
-        self._spoken.done(pull.request_id, pull.kv_bytes, pull.blocks)
+        self._plugin.done(pull.request_id, pull.kv_bytes, pull.blocks)
         self._metrics.transferred((time.monotonic_ns() - posted_ns) / 1e9, post_s, pull.kv_bytes)
         if pull.fetch is FetchTruth.NONE:
             pull.fetch = FetchTruth.OK
@@ -217,7 +220,7 @@ class Fetcher:
         if pull.fetch in (FetchTruth.NONE, FetchTruth.STALE_READ):
             pull.fetch = FetchTruth.RECOMPUTED if self._recompute else FetchTruth.FAILED
         self._metrics.transfer_failed()
-        self._spoken.failed(pull.request_id, failure.kind, address.engine_id)
+        self._plugin.failed(pull.request_id, failure.kind, address.engine_id)
         log.error(
             "NIXL transfer failure: %s | Context: {'failure_type': '%s', 'request_id': '%s', 'engine_id': '%s', "
             "'remote_engine_id': '%s', 'remote_request_id': '%s', 'remote_host': '%s', 'remote_port': %s, "
@@ -238,3 +241,78 @@ async def _until(time_ns: int) -> None:
     left_ns = time_ns - time.monotonic_ns()
     if left_ns > 0:
         await asyncio.sleep(left_ns / 1e9)
+
+
+log = logging.getLogger(__name__)
+
+
+class KvPublisher:
+    """Answers the engines that read from this one."""
+
+    def __init__(self, engine_id: str, host: EmulatedHost, metrics: EngineMetrics, driver: Driver, plugin: PluginEvents) -> None:
+        self._engine_id = engine_id
+        self._host = host
+        self._metrics = metrics
+        self._driver = driver
+        self._plugin = plugin
+        self._reading: set[str] = set()  # publications that D has begun to read
+
+    def hold(self, request_id: str) -> None:
+        """Hold blocks that were just published.
+
+        They stay until they are read, until their lease ends, or until a fault frees them.
+        """
+        freed_ns = self._host.freed_after_ns()
+        if freed_ns is not None:
+            self._driver.at(freed_ns, partial(self._free, request_id))
+
+    def expired(self, publication: Publication) -> None:
+        self._reading.discard(publication.request_id)
+        self._metrics.lease_expired()
+        self._plugin.expired(publication.request_id)
+        log.warning(
+            "Releasing expired KV blocks for request %s which were retrieved by 0 remote worker(s) before lease expired.",
+            publication.request_id,
+        )
+
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Answer one message of the side channel."""
+        operation, request_id = message.get("op"), str(message.get("request_id"))
+        if operation == "hello":
+            return {"ok": True, "engine_id": self._engine_id, "host": self._host.name}
+        if operation == "heartbeat":
+            renewed = self._host.core.renew_lease(request_id, self._driver.now_ns())
+            if renewed:
+                self._plugin.renewed(request_id)
+            return {"ok": renewed}
+        if operation == "read":
+            return self._read(request_id, message.get("blocks"))
+        if operation == "done":
+            return {"ok": self._done(request_id)}
+        return {"ok": False, "error": f"unknown operation {operation!r}"}
+
+    def _read(self, request_id: str, blocks: object) -> dict[str, Any]:
+        publication = self._host.core.published(request_id)
+        if publication is None:
+            return {"ok": False, "unheld": True, "error": f"nothing is held for {request_id}"}
+        if blocks != [list(publication.blocks)]:
+            return {"ok": False, "error": "NIXL_ERR_INVALID_PARAM"}
+        self._reading.add(request_id)
+        return {"ok": True}
+
+    def _done(self, request_id: str) -> bool:
+        self._reading.discard(request_id)
+        held = self._host.core.release(request_id)
+        self._plugin.read(request_id, late=not held)
+        if held:
+            self._driver.kick(self._host)  # the freed blocks may let a waiting request in
+        else:
+            self._metrics.notified_late()
+        return held
+
+    def _free(self, request_id: str) -> None:
+        publication = self._host.core.published(request_id)
+        if publication is not None and request_id not in self._reading:
+            self._host.core.release(request_id)
+            self.expired(publication)
+            self._driver.kick(self._host)

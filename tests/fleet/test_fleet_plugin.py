@@ -38,12 +38,11 @@ from handrail_sidecar.sources.datagram import read_packet
 from handrail_sidecar.sources.plugin_socket import PluginSource
 from handrail_sim.emulator import load
 from handrail_sim.emulator.core import Ended, EngineCore, EngineJob, FinishReason, JobTimes, LoadStarts, StepEnded
+from handrail_sim.emulator.costs import ForwardPass
 from handrail_sim.emulator.faults import parse
+from handrail_sim.emulator.host import LATE_NS, WATCH_NS, Hindrance
 from handrail_sim.emulator.kv import Publication
-from handrail_sim.emulator.model import ForwardPass
-from handrail_sim.emulator.plugin_events import Spoken
-from handrail_sim.emulator.plugin_socket import SaidLines, Voice
-from handrail_sim.emulator.slowdown import LATE_NS, WATCH_NS, Hindrance
+from handrail_sim.emulator.plugin_events import EventSender, LogLines, PluginEvents
 
 LOAD = load.LoadSettings(url="", requests=4, concurrency=2, model=MODEL, streaming_share=1.0, answer_tokens=(6, 12))
 
@@ -149,18 +148,18 @@ def test_the_emulated_watch_is_that_of_the_plugin() -> None:
 @given(st.lists(st.integers(1, 3_000_000_000), min_size=1, max_size=40))
 def test_every_pause_is_reported_once_however_often_it_is_polled(passed: list[int]) -> None:
     by = Hindrance(7, 0.0, 4_000_000_000, 300_000_000, 0, None)
-    spoken, statements = _speaking(by)
-    began = now = spoken._watched_ns
+    plugin, statements = _recorded(by)
+    began = now = plugin._watched_ns
     for each in passed:
         now += each
-        spoken.paused(now)
+        plugin.paused(now)
     long_enough = [last for first, last in by.times(began, now) if last - -(-first // WATCH_NS) * WATCH_NS >= LATE_NS]
     assert [at_ns for name, _, at_ns in statements if name == "paused"] == [last for last in long_enough if began < last <= now]
 
 
 async def test_an_engine_without_the_variable_says_nothing(tmp_path: Path) -> None:
     async with engine("both") as (running, _):
-        assert running._spoken._voice is None
+        assert running._plugin._sender is None
 
 
 @given(st.lists(st.text(max_size=3000), max_size=40))
@@ -168,15 +167,15 @@ def test_all_events_become_datagrams_that_the_sidecar_reads(lines: list[str]) ->
     with TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
         bound.bind(f"{folder}/s")
         bound.setblocking(False)
-        voice = Voice(Path(folder, "s"), {"model": "m"}, lambda: 0)
+        sender = EventSender(Path(folder, "s"), {"model": "m"}, lambda: 0)
         for line in lines:
-            voice.say("log", "WARNING", line)
-        voice.end()
+            sender.add("log", "WARNING", line)
+        sender.end()
         packets = list(map(read_packet, _received(bound)))
     events = [event.fields["line"] for packet in packets for event in packet.events]
     assert not any(packet.unread for packet in packets)
-    assert len(events) + voice.lost == len(lines)
-    assert voice.lost or events == lines
+    assert len(events) + sender.lost == len(lines)
+    assert sender.lost or events == lines
 
 
 def _received(bound: socket.socket) -> Iterator[bytes]:
@@ -186,57 +185,57 @@ def _received(bound: socket.socket) -> Iterator[bytes]:
 
 
 def test_a_sidecar_that_is_not_there_costs_events_and_they_are_counted(tmp_path: Path) -> None:
-    voice = Voice(tmp_path / "nobody.sock", {}, lambda: 0)
-    voice.say("first_token", "r")
-    voice.end()
-    assert voice.lost == 1
+    sender = EventSender(tmp_path / "nobody.sock", {}, lambda: 0)
+    sender.add("first_token", "r")
+    sender.end()
+    assert sender.lost == 1
 
 
 def test_its_words_are_the_plugins() -> None:
     """The emulator sends every kind of event with as many fields as the plugin."""
-    spoken, reports = _speaking(Hindrance(7, 0.0, 4_000_000_000, 300_000_000, 0, None))
-    voice = spoken._voice
-    assert voice is not None
+    plugin, reports = _recorded(Hindrance(7, 0.0, 4_000_000_000, 300_000_000, 0, None))
+    sender = plugin._sender
+    assert sender is not None
     job = EngineJob("r", 10, 1, FinishReason.STOP, load=True)
-    spoken._core.submit(job, 0)
-    spoken.paused(spoken._watched_ns + 8_000_000_000)
-    spoken.queued(job, 0, 0, {}, None)
-    spoken.load(LoadStarts("r", 10, 1), 5, 10)
-    with spoken.contact("peer"):
-        spoken._say("kv_handshake", "peer", 0, 0, None)
-    spoken.posted("r", 0)
-    spoken.done("r", 1, 1)
-    spoken.failed("r", "transfer_failed", "peer")
-    spoken.loaded("r", ok=True, noticed_ns=1)
-    spoken.preempted("r")
-    spoken.resumed("r")
-    spoken.first_token("r", 1)
-    spoken.ended(Ended("r", FinishReason.STOP, 1, JobTimes(0, 1, 2, 3), Publication("r", (1,), 10)))
-    spoken.step(StepEnded(1, 0, 1, 0, 0, 0, 0, False, ForwardPass(decoding=1, prefill_tokens=0, running=1)))
-    spoken.renewed("r")
-    spoken.read("r", late=False)
-    spoken.expired("r")
-    SaidLines(voice).emit(logging.makeLogRecord({"msg": "line", "levelname": "WARNING"}))
+    plugin._core.submit(job, 0)
+    plugin.paused(plugin._watched_ns + 8_000_000_000)
+    plugin.queued(job, 0, 0, {}, None)
+    plugin.load(LoadStarts("r", 10, 1), 5, 10)
+    with plugin.contact("peer"):
+        plugin._add("kv_handshake", "peer", 0, 0, None)
+    plugin.posted("r", 0)
+    plugin.done("r", 1, 1)
+    plugin.failed("r", "transfer_failed", "peer")
+    plugin.loaded("r", ok=True, noticed_ns=1)
+    plugin.preempted("r")
+    plugin.resumed("r")
+    plugin.first_token("r", 1)
+    plugin.ended(Ended("r", FinishReason.STOP, 1, JobTimes(0, 1, 2, 3), Publication("r", (1,), 10)))
+    plugin.step(StepEnded(1, 0, 1, 0, 0, 0, 0, False, ForwardPass(decoding=1, prefill_tokens=0, running=1)))
+    plugin.renewed("r")
+    plugin.read("r", late=False)
+    plugin.expired("r")
+    LogLines(sender).emit(logging.makeLogRecord({"msg": "line", "levelname": "WARNING"}))
     statement = {name: fields for name, fields, _ in reports}
     assert statement == {name: len(words.FIELDS[name]) for name in statement}
     assert len(statement) >= 19
 
 
-def _speaking(*pauses: Hindrance) -> tuple[Spoken, list[tuple[str, int, int | None]]]:
+def _recorded(*pauses: Hindrance) -> tuple[PluginEvents, list[tuple[str, int, int | None]]]:
     """Run an emulated engine without a socket.
 
     Returns it and its events: name, number of fields, time.
     """
     statements: list[tuple[str, int, int | None]] = []
 
-    class Kept(Voice):
-        def say(self, name: str, *fields: Any, at_ns: int | None = None) -> None:
+    class Kept(EventSender):
+        def add(self, name: str, *fields: Any, at_ns: int | None = None) -> None:
             statements.append((name, len(fields), at_ns))
 
     core = EngineCore(_Steps(), max_running=1, blocks=100, lease_ns=1)
-    spoken = Spoken(None, engine_id="e", model="m", scenario=SMALL, lease_ns=1, policy="fail", core=core, pauses=pauses)
-    spoken._voice = Kept(Path("unused"), {}, lambda: 0)
-    return spoken, statements
+    plugin = PluginEvents(None, engine_id="e", model="m", scenario=SMALL, lease_ns=1, policy="fail", core=core, pauses=pauses)
+    plugin._sender = Kept(Path("unused"), {}, lambda: 0)
+    return plugin, statements
 
 
 class _Steps:
