@@ -10,14 +10,17 @@ from __future__ import annotations
 import logging
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from handrail.security.certificates import Validity, certificates, key_kind, validity
+from handrail.security.certificates import certificates, key_kind, validity_unix_s
 from handrail.security.file_reload import Contents, ReloadingFile
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
 
 log = logging.getLogger(__name__)
 
@@ -126,16 +129,16 @@ class _Maker:
         serves = purpose is ssl.Purpose.CLIENT_AUTH
         self._authorities = f"{prefix}{CLIENT_CA if serves else CA}"
         self._use, self._authorities_use = use, "client_ca" if serves else f"{use}_ca"
-        self._former: Validity | None = None
+        self._former: Certificate | None = None
 
     def __call__(self, contents: Contents) -> TlsMaterial:
         context = _bare_context(self._purpose)
         expiries: dict[str, int] = {}
         authorities = contents.get(self._authorities)
         if authorities is not None:
-            ends = [each.not_after_unix_s for each in self._dates(self._authorities, authorities)]
-            expiries[self._authorities_use] = min(ends)
-            context.load_verify_locations(cadata=b"".join(certificates(authorities)))
+            roots = self._certificates(self._authorities, authorities)
+            expiries[self._authorities_use] = _first_end(roots)
+            context.load_verify_locations(cadata=b"".join(map(_der, roots)))
             if self._purpose is ssl.Purpose.CLIENT_AUTH:
                 # The listener's own context decides whether it is required; without this one Python shows no peer's certificate.
                 context.verify_mode = ssl.CERT_OPTIONAL
@@ -143,19 +146,19 @@ class _Maker:
             context.load_default_certs(self._purpose)
         cert, key = contents.get(self._cert), contents.get(self._key)
         if cert is not None and key is not None:
-            chain = self._dates(self._cert, cert)
-            self._mind_kind(key_kind(certificates(cert)[0]))
+            chain = self._certificates(self._cert, cert)
+            self._mind_kind(key_kind(chain[0]))
             self._load_chain(context, key)
             self._mind_dates(chain[0])
-            expiries[self._use] = min(each.not_after_unix_s for each in chain)
+            expiries[self._use] = _first_end(chain)
             self._former = chain[0]
         return TlsMaterial(context=context, cert=cert, key=key, authorities=authorities, expiries=expiries)
 
-    def _dates(self, setting: str, pem: bytes) -> list[Validity]:
-        """Validity of every certificate in the file; at least one."""
+    def _certificates(self, setting: str, pem: bytes) -> list[Certificate]:
+        """Every certificate in the file; at least one."""
         path = self._files[setting]
         try:
-            found = [validity(der) for der in certificates(pem)]
+            found = certificates(pem)
         except ValueError as error:
             raise ValueError(f"{setting}: {path}: {error}") from None
         if not found:
@@ -179,17 +182,14 @@ class _Maker:
             rule = f"its key is {kind}, which gRPC does not take; RSA, or ECDSA with {' or '.join(_KINDS[1:])}"
             raise ValueError(f"{self._cert}: {self._files[self._cert]}: {rule}")
 
-    def _mind_dates(self, dates: Validity) -> None:
+    def _mind_dates(self, certificate: Certificate) -> None:
         now, former = self._now_unix_s(), self._former
-        if dates.holds(now):
+        if _valid_at(certificate, now):
             return
-        text = (
-            f"ended on {_day(dates.not_after_unix_s)}"
-            if dates.not_after_unix_s < now
-            else f"begins on {_day(dates.not_before_unix_s)}"
-        )
+        begins, ends = validity_unix_s(certificate)
+        text = f"ended on {_day(ends)}" if ends < now else f"begins on {_day(begins)}"
         problem = f"{self._cert}: {self._files[self._cert]} {text}"
-        if former is not None and former.holds(now):
+        if former is not None and _valid_at(former, now):
             raise ValueError(f"{problem}; the one in use is valid")
         log.warning("%s: peers will refuse it; give a certificate that is valid now", problem)
 
@@ -203,6 +203,21 @@ def _bare_context(purpose: ssl.Purpose) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
+
+
+def _valid_at(certificate: Certificate, unix_s: float) -> bool:
+    begins, ends = validity_unix_s(certificate)
+    return begins <= unix_s <= ends
+
+
+def _first_end(chain: Sequence[Certificate]) -> int:
+    return min(validity_unix_s(each)[1] for each in chain)
+
+
+def _der(certificate: Certificate) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return certificate.public_bytes(Encoding.DER)
 
 
 def _day(unix_s: int) -> str:

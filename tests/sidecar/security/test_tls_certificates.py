@@ -1,12 +1,12 @@
-"""The dates of certificates, read from DER.
-
-The tests compare them with those that another implementation wrote, and read input that is no certificate.
-"""
+"""Certificates of PEM files: order, validity, kind of key, and input that is no certificate."""
 
 from __future__ import annotations
 
+import binascii
 import contextlib
-from datetime import datetime, timedelta, timezone
+import sys
+from datetime import datetime
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -16,37 +16,31 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.security.certificates import Validity, certificates, key_kind, validity
+from handrail.security.certificates import certificates, key_kind, validity_unix_s
+from handrail.security.tls import ServerTls
+from harness.certs import Authority
 
 KEY = ec.generate_private_key(ec.SECP256R1())
-MOMENTS = st.datetimes(datetime(1950, 1, 1), datetime(2200, 1, 1)).map(lambda each: each.replace(microsecond=0))
-
-
+BEGINS, ENDS = datetime(2020, 1, 1), datetime(2030, 1, 1)
 Signer = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey
 
 
-def made(begins: datetime, ends: datetime, name: str = "x", serial: int = 7, key: Signer = KEY) -> x509.Certificate:
+def made(name: str = "x", key: Signer = KEY) -> x509.Certificate:
     who = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    builder = x509.CertificateBuilder(who, who, key.public_key(), serial, begins, ends)
+    builder = x509.CertificateBuilder(who, who, key.public_key(), 7, BEGINS, ENDS)
     edwards = isinstance(key, ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey)
     return builder.sign(key, None if edwards else hashes.SHA256())
 
 
-def der(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.DER)
+def pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-WHOLE = der(made(datetime(2020, 1, 1), datetime(2030, 1, 1)))
+def pem_of(der: bytes) -> bytes:
+    return b"".join((b"-----BEGIN CERTIFICATE-----\n", binascii.b2a_base64(der), b"-----END CERTIFICATE-----\n"))
 
 
-def unix_s(moment: datetime) -> int:
-    return int((moment - datetime(1970, 1, 1)).total_seconds())
-
-
-@given(MOMENTS, MOMENTS, st.text("abcdefgh", min_size=1, max_size=60), st.integers(1, 2**158))
-def test_the_dates_are_those_that_were_written(one: datetime, other: datetime, name: str, serial: int) -> None:
-    begins, ends = min(one, other), max(one, other)
-    assert validity(der(made(begins, ends, name, serial))) == Validity(unix_s(begins), unix_s(ends))
+WHOLE = made().public_bytes(serialization.Encoding.DER)
 
 
 @pytest.mark.parametrize(
@@ -63,24 +57,25 @@ def test_the_dates_are_those_that_were_written(one: datetime, other: datetime, n
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_the_kind_of_key(key: Signer, kind: str) -> None:
-    assert key_kind(der(made(datetime(2020, 1, 1), datetime(2030, 1, 1), key=key))) == kind
+    assert key_kind(certificates(pem(made(key=key)))[0]) == kind
 
 
-def test_both_ends_count() -> None:
-    dates = Validity(10, 20)
-    assert [dates.holds(at) for at in (9.9, 10, 15, 20, 20.1)] == [False, True, True, True, False]
+def test_validity_counts_seconds_of_universal_time() -> None:
+    epoch = datetime(1970, 1, 1)
+    expected = (int((BEGINS - epoch).total_seconds()), int((ENDS - epoch).total_seconds()))
+    assert [validity_unix_s(each) for each in certificates(pem(made()))] == [expected]
 
 
 def test_what_is_cut_short_is_no_certificate() -> None:
-    for end in range(len(WHOLE)):
-        with pytest.raises(ValueError, match=r"cut short|no X\.509"):
-            validity(WHOLE[:end])
+    for end in range(1, len(WHOLE)):
+        with pytest.raises(ValueError, match="damaged"):
+            certificates(pem_of(WHOLE[:end]))
 
 
 @given(st.binary(max_size=300))
 def test_garbage_is_a_value_error(garbage: bytes) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        validity(garbage)
+    with pytest.raises(ValueError, match="damaged"):
+        certificates(pem_of(garbage))
 
 
 @given(st.data())
@@ -88,14 +83,18 @@ def test_a_damaged_certificate_is_read_or_refused(data: st.DataObject) -> None:
     whole = bytearray(WHOLE)
     whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(ValueError):
-        validity(bytes(whole))
-        key_kind(bytes(whole))
+        for each in certificates(pem_of(bytes(whole))):
+            key_kind(each)
+
+
+def test_a_root_with_serial_number_0_is_read_without_a_warning() -> None:
+    old = WHOLE.replace(b"\x02\x01\x07", b"\x02\x01\x00", 1)
+    assert len(certificates(pem_of(old))) == 1
 
 
 def test_all_certificates_of_a_file_in_their_order() -> None:
-    two = [made(datetime(2020, 1, 1), datetime(2030, 1, 1), name) for name in "ab"]
-    pem = b"Bag Attributes\n  \xc3\xbc\n".join(each.public_bytes(serialization.Encoding.PEM) for each in two)
-    assert certificates(b"# first\n" + pem) == [der(each) for each in two]
+    two = [made(name) for name in "ab"]
+    assert certificates(b"# first\n" + b"Bag Attributes\n  \xc3\xbc\n".join(map(pem, two))) == two
     assert certificates(b"nothing") == []
 
 
@@ -104,7 +103,8 @@ def test_a_damaged_pem_is_reported() -> None:
         certificates(b"-----BEGIN CERTIFICATE-----\nAAA\n-----END CERTIFICATE-----\n")
 
 
-def test_times_are_universal() -> None:
-    begins = datetime(2026, 6, 1, 12, tzinfo=timezone(timedelta(hours=2)))
-    found = validity(der(made(begins.astimezone(timezone.utc).replace(tzinfo=None), datetime(2030, 1, 1))))
-    assert found.not_before_unix_s == int(begins.timestamp())
+def test_tls_without_the_library_names_the_file_and_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = Authority(tmp_path).files("server")
+    monkeypatch.setitem(sys.modules, "cryptography", None)  # an import of it raises ModuleNotFoundError
+    with pytest.raises(ValueError, match=r"tls\.cert_file: .* needs the package cryptography: pip install 'handrail\[sidecar\]'"):
+        ServerTls(files.cert, files.key)
