@@ -23,6 +23,7 @@ from builders.exchanges import PROCESS
 from doubles.failing_files import KINDS, NAMES, FailingFiles, failure
 from handrail.config.addresses import write_ready
 from handrail.otlp.client import OtlpClient
+from handrail.otlp.settings import ClientSettings
 from handrail.otlp.signals import Retryable, Signal
 from handrail.runtime import accepting
 from handrail.runtime.accepting import Acceptor
@@ -319,7 +320,7 @@ async def scrape(code: int, folder: Path) -> str:
 
 
 async def sending(code: int, folder: Path) -> str:
-    client = OtlpClient("http://127.0.0.1:9")
+    client = OtlpClient(ClientSettings(endpoint="http://127.0.0.1:9"))
     try:
         with failing_calls(aiohttp.ClientSession, "post", code), pytest.raises(Retryable):
             await client.send(Signal.TRACES, b"")

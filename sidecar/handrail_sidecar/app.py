@@ -99,7 +99,7 @@ def make(config: SidecarConfig) -> Made:
     exporter = Exporter(
         ExportSettings(folder=config.spool.dir, max_bytes=config.spool.max_bytes),
         own_resource(process, cluster=config.cluster),
-        lambda: OtlpClient.of(client, security),
+        lambda: OtlpClient(client, security),
     )
     tap = _tap(config, process, exporter, protection, gates)
     kind = ExponentialHistogram if backend is not None else Histogram
@@ -238,9 +238,7 @@ def _pushed(made: Made, rows: Sequence[AnyMetricDef]) -> OtlpMetrics | None:
     if config.endpoint is None:
         return None
     client = config.client(config.endpoint)
-    return OtlpMetrics(
-        rows, made.resource, lambda: OtlpClient.of(client, made.pushing), config.interval.seconds, stats=made.pushed
-    )
+    return OtlpMetrics(rows, made.resource, lambda: OtlpClient(client, made.pushing), config.interval.seconds, stats=made.pushed)
 
 
 def _tap(
@@ -359,7 +357,7 @@ async def _check_collector(client: ClientSettings, security: ClientSecurity) -> 
 
     The message is one line. The exporter goes on trying.
     """
-    checker = OtlpClient.of(client, security)
+    checker = OtlpClient(client, security)
     try:
         problem = await checker.check()
     finally:

@@ -29,6 +29,7 @@ from builders.records import split_request
 from faults.connections import flooding, result_of
 from handrail.conventions import BATCH_SEQ, SCOPE_PROXY
 from handrail.otlp.client import OtlpClient
+from handrail.otlp.settings import ClientSettings
 from handrail.otlp.signals import Retryable, Signal
 from handrail.records import Exchange
 from handrail.security.tls import client_identity
@@ -65,7 +66,7 @@ class Sender:
     took_s: list[float] = field(default_factory=list)
 
     async def run(self) -> None:
-        client = OtlpClient(self.endpoint, **self.settings)
+        client = OtlpClient(ClientSettings(endpoint=self.endpoint, **self.settings))
         numbers = itertools.count()
         try:
             for batch in itertools.count(1):
@@ -76,7 +77,7 @@ class Sender:
                 self.acknowledged |= ids
                 if batch % self.renew == 0:
                     await client.close()
-                    client = OtlpClient(self.endpoint, **self.settings)
+                    client = OtlpClient(ClientSettings(endpoint=self.endpoint, **self.settings))
                 await asyncio.sleep(self.pause_s)
         finally:
             await client.close()

@@ -25,6 +25,7 @@ from faults.processes import Running, collector, get, metrics, port, sidecar
 from faults.trial import Context, Got, Trial
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.receiver.server import OtlpServer
+from handrail.otlp.settings import ClientSettings
 from handrail.otlp.signals import Signal
 from handrail.records import Exchange
 from harness.pipelines import batch
@@ -217,7 +218,7 @@ async def of_collector(ctx: Context) -> Got:
 
 async def _delivered(protocol: str, address: str) -> list[str]:
     """Deliver one request as edge, P and D see it, each in a batch."""
-    client = OtlpClient(f"http://{address}", protocol=protocol, timeout_s=20)
+    client = OtlpClient(ClientSettings(endpoint=f"http://{address}", protocol=protocol, timeout_s=20))
     name = f"good-{protocol[:4]}"
     try:
         made = [r for r in split_request(name, name).values() if isinstance(r, Exchange)]

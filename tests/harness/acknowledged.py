@@ -20,6 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from builders.records import split_request
 from handrail.conventions import BATCH_SEQ, SCOPE_PROXY
 from handrail.otlp.client import OtlpClient
+from handrail.otlp.settings import ClientSettings
 from handrail.otlp.signals import Retryable, Signal
 from handrail.records import Exchange, Role
 from handrail.wire.exchange import resource_of, to_span
@@ -62,7 +63,9 @@ class Load:
         name: str = "",
         compression: str = "gzip",
     ) -> None:
-        self.client = OtlpClient(endpoint, protocol="http/protobuf", timeout_s=timeout_s, compression=compression)
+        self.client = OtlpClient(
+            ClientSettings(endpoint=endpoint, protocol="http/protobuf", timeout_s=timeout_s, compression=compression)
+        )
         self.acknowledged: set[str] = set()
         self.latencies_s: list[float] = []  # of every acknowledged request, its last attempt
         self.refusals: Counter[str] = Counter()

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from handrail.otlp.client import OtlpClient
+from handrail.otlp.settings import ClientSettings
 from handrail.otlp.signals import Retryable, Signal
 from harness.pipelines import batch, proxies
 from harness.ports import held_port
@@ -81,7 +82,7 @@ async def test_a_collector_whose_data_is_gone_ends_and_acknowledges_nothing_more
             stdout=output,
             stderr=output,
         )
-        client = OtlpClient(f"http://127.0.0.1:{port}")
+        client = OtlpClient(ClientSettings(endpoint=f"http://127.0.0.1:{port}"))
         try:
             deadline = time.monotonic() + HANGS_S
             while not ready.exists():

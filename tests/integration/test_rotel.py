@@ -25,6 +25,7 @@ from handrail.otlp.errors import ReceiverUnavailable
 from handrail.otlp.payload import count_items
 from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.retry import Backoff, DeliveryStats, deliver
+from handrail.otlp.settings import ClientSettings
 from handrail.otlp.signals import Accepted, Signal
 from handrail_collector.sinks.otlp import ForwardDropReason, ForwardSettings, OtlpForward
 from harness.rotel import Rotel, missing, rotel
@@ -129,7 +130,7 @@ async def test_us_to_rotel_to_us(tmp_path: Path, protocol: str) -> None:
     expected = sorted(span_bytes(payloads))
     async with serving(kept) as server, rotel(tmp_path, address(server, protocol), protocol) as ports:
         endpoint = f"grpc://127.0.0.1:{ports.grpc_port}" if protocol == "grpc" else f"http://127.0.0.1:{ports.http_port}"
-        client = OtlpClient(endpoint)
+        client = OtlpClient(ClientSettings(endpoint=endpoint))
         assert await client.check() is None
         await client.close()
         forward = OtlpForward(ForwardSettings(client=client.settings))
@@ -154,8 +155,10 @@ async def test_a_flaky_middle_loses_and_doubles_nothing(tmp_path: Path, protocol
         rotel(tmp_path, address(server, protocol), protocol) as ports,
     ):
         port = ports.grpc_port if protocol == "grpc" else ports.http_port
-        middle.client = OtlpClient(f"{protocol}://127.0.0.1:{port}")
-        client = OtlpClient(address(relay, protocol), protocol="grpc" if protocol == "grpc" else "http/protobuf")
+        middle.client = OtlpClient(ClientSettings(endpoint=f"{protocol}://127.0.0.1:{port}"))
+        client = OtlpClient(
+            ClientSettings(endpoint=address(relay, protocol), protocol="grpc" if protocol == "grpc" else "http/protobuf")
+        )
         stop, backoff = asyncio.Event(), Backoff(initial_s=0.01)
         fates = [await deliver(client, Signal.TRACES, batch, stop=stop, backoff=backoff, stats=stats) for batch in batches]
         await until(lambda: sum(count_items(payload) for payload in kept.payloads) >= SPANS)

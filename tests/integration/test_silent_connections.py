@@ -17,6 +17,7 @@ from doubles.otlp import span, traces, until
 from faults.connections import flooding, result_of
 from faults.silence import beside_silence
 from handrail.otlp.client import OtlpClient
+from handrail.otlp.settings import ClientSettings
 from handrail.otlp.signals import Accepted, Signal
 from harness.web import get
 
@@ -61,7 +62,7 @@ async def test_sidecar_answers_beside_silence(tmp_path: Path) -> None:
             while "refuses connections" not in (tmp_path / "sidecar.log").read_text():  # noqa: ASYNC110 - a process's log
                 await asyncio.sleep(0.1)
             for scheme in ("grpc", "http"):
-                client = OtlpClient(f"{scheme}://{places[f'otlp_{scheme}']}", timeout_s=60)
+                client = OtlpClient(ClientSettings(endpoint=f"{scheme}://{places[f'otlp_{scheme}']}", timeout_s=60))
                 assert await client.send(Signal.TRACES, traces(span(1)).SerializeToString()) == Accepted()
                 await client.close()
             page = await asyncio.to_thread(get, f"http://{places['admin']}/metrics")

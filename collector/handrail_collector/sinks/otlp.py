@@ -91,7 +91,7 @@ class OtlpForward:
         problems = settings.validate()
         if problems:
             raise ValueError("; ".join(problems))
-        self._own_client = OtlpClient.of(settings.client) if client is None else None
+        self._own_client = OtlpClient(settings.client) if client is None else None
         self._max_queue_bytes = settings.max_queue_bytes
         self.stats = ForwardStats()
         sender: Sender | None = client if client is not None else self._own_client

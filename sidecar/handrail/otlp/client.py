@@ -10,7 +10,7 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -24,7 +24,7 @@ from handrail.otlp.errors import AuthFailed, ConnectionClosed, Untrusted
 from handrail.otlp.messages import SHAPES
 from handrail.otlp.retry import Backoff, DeliveryStats, RetryingSender, Sender, deliver
 from handrail.otlp.security import ClientSecurity
-from handrail.otlp.settings import ClientSettings, File, Names
+from handrail.otlp.settings import ClientSettings
 from handrail.otlp.signals import Accepted, Rejected, Retryable, Signal
 from handrail.otlp.status import DETAILS_KEY, clip
 
@@ -44,70 +44,29 @@ log = logging.getLogger(__name__)
 class OtlpClient:
     """Client of one OTLP endpoint.
 
-    ``send`` may run concurrently; connections are opened on the first use and kept. The keyword arguments are the fields of
-    ``ClientSettings``. ``security`` is shared with other clients of this peer; by default it is made from the settings.
-    When its files change, the next ``send`` uses new connections.
+    ``send`` may run concurrently; connections are opened on the first use and kept. ``security`` is shared with other clients of
+    this peer; by default it is made from the settings. When its files change, the next ``send`` uses new connections.
     Raises ``ValueError`` for settings that cannot be used, ``OSError`` for files that cannot be read.
     """
 
     def __init__(
         self,
-        endpoint: str,
-        *,
-        protocol: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        compression: str = "gzip",
-        timeout_s: float = 10.0,
-        insecure: bool | None = None,
-        ca_file: File = None,
-        cert_file: File = None,
-        key_file: File = None,
-        token_file: File = None,
-        names: Names | None = None,
+        settings: ClientSettings,
         security: ClientSecurity | None = None,
+        *,
         now_unix_s: Callable[[], float] = time.time,
     ) -> None:
-        settings = ClientSettings(
-            endpoint=endpoint,
-            protocol=protocol,
-            headers=dict(headers or {}),
-            compression=compression,
-            timeout_s=timeout_s,
-            insecure=insecure,
-            ca_file=ca_file,
-            cert_file=cert_file,
-            key_file=key_file,
-            token_file=token_file,
-            names=names or Names(),
-        )
         problems = settings.problems()
         if problems:
             raise ValueError("; ".join(problems))
         self.settings = settings
-        self.endpoint: Endpoint = parse_endpoint(endpoint, protocol=protocol, insecure=insecure)
+        self.endpoint: Endpoint = parse_endpoint(settings.endpoint, protocol=settings.protocol)
         self.security = security if security is not None else ClientSecurity(self.endpoint, settings)
         self._transport: _Http | _Grpc
         if self.endpoint.protocol is WireProtocol.GRPC:
             self._transport = _Grpc(self.endpoint, settings, self.security)
         else:
             self._transport = _Http(self.endpoint, settings, self.security, now_unix_s)
-
-    @classmethod
-    def of(cls, settings: ClientSettings, security: ClientSecurity | None = None) -> OtlpClient:
-        return cls(
-            settings.endpoint,
-            protocol=settings.protocol,
-            headers=settings.headers,
-            compression=settings.compression,
-            timeout_s=settings.timeout_s,
-            insecure=settings.insecure,
-            ca_file=settings.ca_file,
-            cert_file=settings.cert_file,
-            key_file=settings.key_file,
-            token_file=settings.token_file,
-            names=settings.names,
-            security=security,
-        )
 
     async def send(self, signal: Signal, payload: bytes) -> Accepted:
         """Send an encoded ``Export…ServiceRequest`` once.

@@ -2,8 +2,8 @@
 
 | written | means |
 |---|---|
-| ``collector:4317``, ``collector`` | gRPC, plaintext unless ``insecure`` is False |
-| ``collector:4318`` or any other port | HTTP, plaintext unless ``insecure`` is False |
+| ``collector:4317``, ``collector`` | gRPC, plaintext |
+| ``collector:4318`` or any other port | HTTP, plaintext |
 | ``grpc://…``, ``grpcs://…`` | gRPC, plaintext / TLS; port 4317 where none is given |
 | ``http://…:4317``, ``https://…:4317`` | gRPC, plaintext / TLS |
 | ``http://…``, ``https://…`` | HTTP, plaintext / TLS; a path is kept, but for ``/v1/traces`` and its like at its end |
@@ -62,7 +62,7 @@ class Endpoint:
         return f"{'https' if self.secure else 'http'}://{self.authority}{self.base_path}"
 
 
-def parse_endpoint(text: str, *, protocol: str | None = None, insecure: bool | None = None) -> Endpoint:
+def parse_endpoint(text: str, *, protocol: str | None = None) -> Endpoint:
     """Parse an endpoint by the table above.
 
     Raises ``ValueError`` with the mistake and the valid forms.
@@ -82,11 +82,7 @@ def parse_endpoint(text: str, *, protocol: str | None = None, insecure: bool | N
         raise ValueError(f"endpoint {shown_value(repr(text))}: no host and port in it; {_EXAMPLE}")
     if url.username is not None or url.query or url.fragment:
         raise ValueError(f"endpoint of {host}: user, query and fragment are not taken (use headers for a token); {_EXAMPLE}")
-    if insecure and scheme in ("https", "grpcs"):
-        raise ValueError(
-            f"endpoint {text!r}: {scheme}:// and insecure contradict each other; write {scheme[:-1]}:// for plaintext"
-        )
-    return _endpoint(scheme, host, port, url.path, wanted, insecure)
+    return _endpoint(scheme, host, port, url.path, wanted)
 
 
 def _protocol(name: str | None) -> WireProtocol | None:
@@ -99,10 +95,8 @@ def _protocol(name: str | None) -> WireProtocol | None:
         raise ValueError(f"protocol {name!r}: valid are {', '.join(item.value for item in WireProtocol)}") from None
 
 
-def _endpoint(
-    scheme: str, host: str, port: int | None, path: str, wanted: WireProtocol | None, insecure: bool | None
-) -> Endpoint:
-    secure = scheme in ("https", "grpcs") or (not scheme and insecure is False)
+def _endpoint(scheme: str, host: str, port: int | None, path: str, wanted: WireProtocol | None) -> Endpoint:
+    secure = scheme in ("https", "grpcs")
     if scheme in ("grpc", "grpcs"):
         if wanted is WireProtocol.HTTP:
             raise ValueError(f"endpoint {scheme}://{host}: the scheme says gRPC, the protocol says {wanted.value}")

@@ -1,7 +1,4 @@
-"""Settings of an OTLP client, from code or ``OTEL_EXPORTER_OTLP_*`` variables.
-
-Source: OpenTelemetry specification, "OTLP Exporter Configuration". Timeouts are in milliseconds there.
-"""
+"""Settings of an OTLP client."""
 
 from __future__ import annotations
 
@@ -9,14 +6,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import unquote
 
-from handrail.config.masking import shown_value
 from handrail.security.tokens import AUTHORIZATION
 
 File = str | os.PathLike[str] | None
-
-_PREFIX = "OTEL_EXPORTER_OTLP_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +35,7 @@ NAMELESS: Final = Names(known=frozenset())
 class ClientSettings:
     """Settings of one OTLP client.
 
-    ``protocol`` and ``insecure``: None lets the endpoint decide (``endpoint.py``). Headers may hold secrets: they are not
-    printed.
+    ``protocol``: None lets the endpoint decide (``endpoint.py``). Headers may hold secrets: they are not printed.
     """
 
     endpoint: str
@@ -51,7 +43,6 @@ class ClientSettings:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     compression: str = "gzip"
     timeout_s: float = 10.0
-    insecure: bool | None = None
     ca_file: File = None  # PEM; None: the system's
     cert_file: File = None  # PEM, with key_file: the client's own certificate
     key_file: File = None
@@ -70,53 +61,3 @@ class ClientSettings:
         if self.token_file is not None and any(name.lower() == AUTHORIZATION for name in self.headers):
             found.append(f"{self.names.prefix}token_file and a header authorization: give one of them")
         return found
-
-    @classmethod
-    def from_environ(cls, environ: Mapping[str, str], default_endpoint: str) -> ClientSettings:
-        """Read the ``OTEL_EXPORTER_OTLP_*`` variables; empty ones count as unset.
-
-        Raises ``ValueError`` with the variable's name.
-        """
-
-        def value(name: str) -> str | None:
-            return environ.get(_PREFIX + name) or None
-
-        return cls(
-            endpoint=value("ENDPOINT") or default_endpoint,
-            protocol=value("PROTOCOL"),
-            headers=parse_headers(value("HEADERS") or ""),
-            compression=value("COMPRESSION") or "gzip",
-            timeout_s=_milliseconds(value("TIMEOUT") or "10000"),
-            insecure=_boolean(value("INSECURE")),
-            ca_file=value("CERTIFICATE"),
-            cert_file=value("CLIENT_CERTIFICATE"),
-            key_file=value("CLIENT_KEY"),
-        )
-
-
-def parse_headers(text: str) -> dict[str, str]:
-    """Parse ``key=value,key2=value2``, values percent-encoded as in W3C baggage.
-
-    Raises ``ValueError``, without quoting a value.
-    """
-    headers = {}
-    for part in filter(None, (item.strip() for item in text.split(","))):
-        key, equals, value = part.partition("=")
-        if not equals or not key.strip():
-            raise ValueError(f"{_PREFIX}HEADERS: an item without '=' or name; valid: authorization=Bearer%20TOKEN,x-tenant=a")
-        headers[key.strip().lower()] = unquote(value.strip())
-    return headers
-
-
-def _milliseconds(text: str) -> float:
-    try:
-        return float(text) / 1000
-    except ValueError:
-        raise ValueError(f"{_PREFIX}TIMEOUT {shown_value(repr(text))}: milliseconds, e.g. 10000") from None
-
-
-def _boolean(text: str | None) -> bool | None:
-    if text is None:
-        return None
-    # The specification: only "true" in any case is true, everything else is false.
-    return text.strip().lower() == "true"

@@ -54,7 +54,7 @@ async def export_nothing(name: str, endpoint: str, headers: dict[str, str], sett
     except ModuleNotFoundError as error:
         return OtlpTarget(name=name, endpoint=endpoint, why_not=f"{error.name} is not installed: pip install 'handrail[sidecar]'")
     try:
-        client = OtlpClient.of(settings or ClientSettings(endpoint=endpoint, headers=headers, names=NAMELESS))
+        client = OtlpClient(settings or ClientSettings(endpoint=endpoint, headers=headers, names=NAMELESS))
     except (ValueError, OSError) as error:
         return OtlpTarget(name=name, endpoint=endpoint, problem=str(error))
     try:

@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from handrail.otlp.client import OtlpClient
+from handrail.otlp.settings import ClientSettings
 from handrail.otlp.signals import Retryable, Signal
 from handrail_collector.journal.journal import Journal, JournalSettings
 
@@ -59,7 +60,7 @@ async def run_and_kill(folder: Path, load: Load, count: int) -> None:
     assert child.stdout is not None
     try:
         port = int(await asyncio.wait_for(child.stdout.readline(), 100))
-        client = OtlpClient(f"http://127.0.0.1:{port}", compression="none")
+        client = OtlpClient(ClientSettings(endpoint=f"http://127.0.0.1:{port}", compression="none"))
         senders = [asyncio.create_task(load.run(client)) for _ in range(SENDERS)]
         await load.until(len(load.acknowledged) + count)
         child.send_signal(signal.SIGKILL)

@@ -13,13 +13,16 @@ from dataclasses import replace
 from builders.exchanges import PROCESS, exchange
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.retry import Backoff
+from handrail.otlp.settings import ClientSettings
 from handrail.wire.exchange import resource_of
 from handrail_sidecar.export.exporter import Exporter, ExportSettings
 
 
 async def main(folder: str, endpoint: str, sender: str, first: int, count: int) -> None:
     settings = ExportSettings(folder=folder, batch_spans=20, flush_interval_s=0.002, backoff=Backoff(initial_s=0.005, max_s=0.02))
-    exporter = Exporter(settings, resource_of(replace(PROCESS, sender=sender)), lambda: OtlpClient(endpoint))
+    exporter = Exporter(
+        settings, resource_of(replace(PROCESS, sender=sender)), lambda: OtlpClient(ClientSettings(endpoint=endpoint))
+    )
     await exporter.start()
     number = statement = 0
     while number < count or not count:

@@ -26,6 +26,7 @@ from handrail.otlp.errors import ReceiverUnavailable
 from handrail.otlp.fields import delimited
 from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.retry import Backoff
+from handrail.otlp.settings import ClientSettings
 from handrail.otlp.signals import Accepted, Rejected, Retryable, Signal
 from handrail.records import EngineRequest, KvFetch, ProcessEvent, ProcessEventKind, Source, SpanIds
 from handrail.wire.exchange import process_of, read_exchange, resource_of, to_span
@@ -393,7 +394,7 @@ async def test_after_the_shutdown_nothing_is_taken(collector: Collector) -> None
 
 
 async def test_a_client_that_cannot_be_made_is_an_error_of_start(tmp_path: Path) -> None:
-    sending = Exporter(ExportSettings(folder=tmp_path), RESOURCE, lambda: OtlpClient("ftp://nowhere"))
+    sending = Exporter(ExportSettings(folder=tmp_path), RESOURCE, lambda: OtlpClient(ClientSettings(endpoint="ftp://nowhere")))
     for _ in range(2):
         with pytest.raises(ValueError, match="ftp"):
             await sending.start()
@@ -457,7 +458,7 @@ async def test_against_the_real_client_and_server(collector: Collector) -> None:
     await server.start()
     assert server.http_address is not None
     endpoint = f"http://127.0.0.1:{server.http_address[1]}"
-    sending = Exporter(ExportSettings(backoff=QUICK), RESOURCE, lambda: OtlpClient(endpoint))
+    sending = Exporter(ExportSettings(backoff=QUICK), RESOURCE, lambda: OtlpClient(ClientSettings(endpoint=endpoint)))
     await sending.start()
     for number in range(600):
         sending.sink(exchange(number))

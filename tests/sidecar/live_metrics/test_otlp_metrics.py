@@ -30,6 +30,7 @@ from handrail.metrics.registry import AnyMetricDef, MetricDef
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.errors import ReceiverUnavailable
 from handrail.otlp.receiver.server import OtlpServer
+from handrail.otlp.settings import ClientSettings
 from handrail.otlp.signals import Accepted, Signal
 from handrail_sidecar.app import make
 from handrail_sidecar.catalogue import everything
@@ -210,7 +211,11 @@ async def test_a_real_collector_takes_them_and_passes_them_on(tmp_path: Path, pr
         port = ports.grpc_port if protocol == "grpc" else ports.http_port
         scheme = "grpc" if protocol == "grpc" else "http"
         pushed = OtlpMetrics(
-            sidecar_rows(made), made.resource, lambda: OtlpClient(f"{scheme}://127.0.0.1:{port}"), 60.0, now_unix_ns=lambda: UNIX
+            sidecar_rows(made),
+            made.resource,
+            lambda: OtlpClient(ClientSettings(endpoint=f"{scheme}://127.0.0.1:{port}")),
+            60.0,
+            now_unix_ns=lambda: UNIX,
         )
         sent = metrics_of(pushed.request())
         await pushed.start()

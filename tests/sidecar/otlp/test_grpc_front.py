@@ -17,6 +17,7 @@ from handrail.otlp.client import OtlpClient
 from handrail.otlp.errors import Unauthorized
 from handrail.otlp.receiver.grpc_front import DESCRIPTORS, sender_of
 from handrail.otlp.receiver.server import OtlpServer
+from handrail.otlp.settings import ClientSettings
 from handrail.otlp.signals import Accepted, Signal
 from handrail.runtime.connections import Bounds, Expiry, Gate, Refusal
 from handrail.runtime.descriptors import DescriptorBudget
@@ -66,7 +67,7 @@ def address(server: OtlpServer) -> tuple[str, int]:
 @asynccontextmanager
 async def sender(server: OtlpServer, ca: Path | None = None) -> AsyncIterator[OtlpClient]:
     scheme = "grpc" if ca is None else "grpcs"
-    client = OtlpClient(f"{scheme}://127.0.0.1:{address(server)[1]}", timeout_s=60.0, ca_file=ca)
+    client = OtlpClient(ClientSettings(endpoint=f"{scheme}://127.0.0.1:{address(server)[1]}", timeout_s=60.0, ca_file=ca))
     try:
         yield client
     finally:

@@ -80,7 +80,7 @@ async def grpc_server(code: grpc.StatusCode | None, tls: bool = False) -> AsyncI
 
 
 async def checked(endpoint: str, protocol: str | None = None, ca: bool = False) -> str | None:
-    client = OtlpClient(endpoint, protocol=protocol, ca_file=str(CA) if ca else None)
+    client = OtlpClient(ClientSettings(endpoint=endpoint, protocol=protocol, ca_file=str(CA) if ca else None))
     beats = 0
 
     async def beat() -> None:

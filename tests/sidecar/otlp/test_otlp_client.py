@@ -33,7 +33,7 @@ async def connected(consumer: Keeping, protocol: str, **settings: Any) -> AsyncI
     await server.start()
     address = server.grpc_address if protocol == "grpc" else server.http_address
     assert address is not None
-    client = OtlpClient(f"{protocol}://{address[0]}:{address[1]}", **settings)
+    client = OtlpClient(ClientSettings(endpoint=f"{protocol}://{address[0]}:{address[1]}", **settings))
     try:
         yield client
     finally:
@@ -90,7 +90,7 @@ async def test_no_answer_in_time_is_retryable(protocol: str) -> None:
 @PROTOCOLS
 async def test_nobody_there_is_retryable(protocol: str) -> None:
     with refusing_port() as port:
-        client = OtlpClient(f"{protocol}://127.0.0.1:{port}")
+        client = OtlpClient(ClientSettings(endpoint=f"{protocol}://127.0.0.1:{port}"))
         with pytest.raises(Retryable):
             await client.send(Signal.TRACES, BATCH)
         await client.close()
@@ -125,7 +125,7 @@ class Scripted:
         runner = web.AppRunner(app, access_log=None, auto_decompress=False, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        client = OtlpClient(f"http://127.0.0.1:{runner.addresses[0][1]}{path}", **settings)
+        client = OtlpClient(ClientSettings(endpoint=f"http://127.0.0.1:{runner.addresses[0][1]}{path}", **settings))
         try:
             yield client
         finally:
@@ -176,7 +176,7 @@ async def test_a_redirect_is_not_followed() -> None:
 
 def test_from_settings() -> None:
     settings = ClientSettings(endpoint="https://collector:4317", headers={"a": "b"}, timeout_s=3.0)
-    client = OtlpClient.of(settings)
+    client = OtlpClient(settings)
     assert client.settings == settings
     assert str(client.endpoint) == "grpcs://collector:4317"
 
@@ -184,4 +184,4 @@ def test_from_settings() -> None:
 @pytest.mark.parametrize("endpoint", ["https://collector:4318", "https://collector:4317"])
 def test_a_missing_ca_is_reported_at_construction(endpoint: str) -> None:
     with pytest.raises(FileNotFoundError):
-        OtlpClient(endpoint, ca_file="/nonexistent/ca.pem")
+        OtlpClient(ClientSettings(endpoint=endpoint, ca_file="/nonexistent/ca.pem"))

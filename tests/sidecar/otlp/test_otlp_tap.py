@@ -15,6 +15,7 @@ import builders.replayed
 from doubles.otlp import RAW, Full, Keeping, span_bytes, traces
 from handrail.conventions import HOST_ID, INSTANCE, ROLE, SENDER_ID
 from handrail.otlp.client import OtlpClient
+from handrail.otlp.settings import ClientSettings
 from handrail.otlp.signals import Rejected, Retryable, Signal
 from handrail_sidecar.sources.otlp_tap import OtlpTap, TapSettings
 
@@ -29,7 +30,7 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[tuple[OtlpTap, O
     await tap.start()
     address = tap.grpc_address if request.param == "grpc" else tap.http_address
     assert address is not None
-    client = OtlpClient(f"{request.param}://{address[0]}:{address[1]}")
+    client = OtlpClient(ClientSettings(endpoint=f"{request.param}://{address[0]}:{address[1]}"))
     yield tap, client, kept
     await client.close()
     await tap.shutdown(1.0)
@@ -68,7 +69,7 @@ async def test_a_full_spool_is_reported_to_the_engine() -> None:
     tap = OtlpTap(TapSettings(grpc_port=None, http_port=0, resource=RESOURCE), full.consume)
     await tap.start()
     assert tap.http_address is not None
-    client = OtlpClient(f"http://127.0.0.1:{tap.http_address[1]}")
+    client = OtlpClient(ClientSettings(endpoint=f"http://127.0.0.1:{tap.http_address[1]}"))
     with pytest.raises(Retryable) as refusal:
         await client.send(Signal.TRACES, RAW[0].read_bytes())
     assert refusal.value.delay_s == 3.0  # 2.5 s, rounded up to whole seconds

@@ -82,7 +82,7 @@ class Server:
 
 @asynccontextmanager
 async def client_of(endpoint: str, **settings: Any) -> AsyncIterator[OtlpClient]:
-    client = OtlpClient(endpoint, **settings)
+    client = OtlpClient(ClientSettings(endpoint=endpoint, **settings))
     try:
         yield client
     finally:
