@@ -104,22 +104,9 @@ HINTS: Final = "handrail.hints"  # records.Hint values
 INSPECTED: Final = "handrail.request.inspected"  # whole | partial | none
 RETRY_COUNT: Final = "http.request.resend_count"
 
-# kv_transfer_params as seen in the request (in) and in the response (out)
+# kv_transfer_params as seen in the request (in) and in the response (out); the keys are the fields of records.KvParams
 KV_IN: Final = "handrail.kv.in"
 KV_OUT: Final = "handrail.kv.out"
-KV_FIELDS: Final = (
-    "do_remote_prefill",
-    "do_remote_decode",
-    "remote_engine_id",
-    "remote_request_id",
-    "remote_host",
-    "remote_port",
-    "remote_blocks",
-    "remote_num_tokens",
-    "transfer_mode",
-    "transfer_id",
-    "bootstrap_room",
-)
 
 # Records of the plugin: the prefix, then the field of the dataclass in records/ (``handrail.kv.fetch.bytes_moved``).
 ENGINE_TIMES_PREFIX: Final = "handrail.engine."

@@ -32,6 +32,7 @@ from handrail.records.exchange import (
     KvParams,
     Outcome,
     Record,
+    ResponseFacts,
     RouterCall,
 )
 from handrail.records.kv import ENGINE_GONE, ENGINE_LOST, ENGINE_STOPPED, Direction, FetchEffect, KvFetch, KvPublish
@@ -77,6 +78,7 @@ __all__ = [
     "ProcessEventKind",
     "Record",
     "RequestCounts",
+    "ResponseFacts",
     "Role",
     "RouterCall",
     "SchemaNote",

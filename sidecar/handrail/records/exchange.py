@@ -95,8 +95,39 @@ class Gaps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """One HTTP request as a proxy or middleware beside one process saw it."""
+class ResponseFacts:
+    """What one response showed; the defaults say that nothing of it was read.
+
+    Offsets count from the request's arrival.
+    """
+
+    response_id: str | None = None
+    model: str | None = None
+    stream: bool | None = None  # from the response's content type
+    error_type: str | None = None
+    error_code: str | None = None
+    ttfb_ns: int | None = None  # first byte of the response's body
+    ttft_token_ns: int | None = None
+    ttft_text_ns: int | None = None
+    ttft_text_kind: str | None = None  # text | reasoning | tool_call | refusal
+    last_content_ns: int | None = None
+    finish_ns: int | None = None  # the event that carried finish_reason
+    events: int = 0  # chunks with content
+    gaps: Gaps | None = None
+    itl: Gaps | None = None
+    stalls: Stalls | None = None
+    tpot_mean_ns: int | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reasons: tuple[str, ...] = ()
+    kv_out: KvParams | None = None
+    hints: tuple[Hint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange(ResponseFacts):
+    """One HTTP request and its response as a proxy or middleware beside one process saw them."""
 
     process: Process
     source: Source
@@ -112,38 +143,16 @@ class Exchange:
     request_id: str | None = None
     request_id_hash: str | None = None
     request_id_added: bool = False
-    response_id: str | None = None
-    model: str | None = None
     choices: int | None = None  # n x prompts, as requested
-    stream: bool | None = None  # from the response's content type
     stream_requested: bool | None = None
     inspected: str = "whole"
     status: int | None = None
-    error_type: str | None = None
-    error_code: str | None = None
     forwarded_ns: int | None = None  # head sent upstream
     request_done_ns: int | None = None  # last body byte sent upstream
-    ttfb_ns: int | None = None  # first byte of the response's body
-    ttft_token_ns: int | None = None
-    ttft_text_ns: int | None = None
-    ttft_text_kind: str | None = None
-    last_content_ns: int | None = None
-    finish_ns: int | None = None  # the event that carried finish_reason
     first_delivered_ns: int | None = None  # first content byte handed to the client's socket
     write_blocked_ns: int = 0
     content_encoding: str | None = None
-    events: int = 0
-    gaps: Gaps | None = None
-    itl: Gaps | None = None
-    stalls: Stalls | None = None
-    tpot_mean_ns: int | None = None
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
-    finish_reasons: tuple[str, ...] = ()
     kv_in: KvParams | None = None
-    kv_out: KvParams | None = None
-    hints: tuple[Hint, ...] = ()
     resend_count: int = 0
     exemplar: bool = False  # /metrics points to this trace
 

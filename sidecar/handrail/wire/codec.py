@@ -1,8 +1,8 @@
 """Write and read the attributes of OTLP spans and log records, by type and record.
 
-A record's attribute is named by its table's prefix and the field (``handrail.kv.fetch.`` + ``bytes_moved``), so that a field's
-name is only in ``records/``. ``read(write(x)) == x`` where numbers are sane; an absurd value reads as not seen and raises
-nothing.
+Most records' attributes are named by their table's prefix and the field (``handrail.kv.fetch.`` + ``bytes_moved``), so that a
+field's name is only in ``records/``; those of an exchange have names of their own. The type follows from the field in each case.
+``read(write(x)) == x`` where numbers are sane; an absurd value reads as not seen and raises nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from handrail.otlp.values import LARGEST, LATEST_UNIX_NS, Attributes, AttributeValue
-from handrail.records import Direction, FetchEffect, LineClock, LogKind, ProcessEventKind
+from handrail.otlp.values import LARGEST, LATEST_UNIX_NS, AttributeValue
+from handrail.records import Direction, FetchEffect, Hint, KvParams, LineClock, LogKind, ProcessEventKind
 
 
 def clean_text(text: str) -> str:
@@ -115,13 +115,39 @@ def _read_word(words: type[Enum]) -> Callable[[AttributeValue], Enum | None]:
     return lambda value: known.get(value) if isinstance(value, str) else None
 
 
+_HINTS: Final = {hint.value: hint for hint in Hint}
+
+
+def add_hints(entries: Any, name: str, value: tuple[Hint, ...]) -> None:
+    add_texts(entries, name, tuple(hint.value for hint in value))
+
+
+def read_hints(value: AttributeValue) -> tuple[Hint, ...]:
+    """Read the hints that this version knows."""
+    return tuple(_HINTS[text] for text in read_texts(value) or () if text in _HINTS)
+
+
+def add_kv_params(entries: Any, name: str, value: KvParams) -> None:
+    entry = entries.add()
+    entry.key = name
+    entry.value.kvlist_value.SetInParent()
+    _KV_PARAMS.write(entry.value.kvlist_value.values, value)
+
+
+def read_kv_params(value: AttributeValue) -> KvParams | None:
+    return KvParams(**_KV_PARAMS.read(value)) if isinstance(value, dict) else None
+
+
 _Pair = tuple[Callable[[Any, str, Any], None], Callable[[AttributeValue], Any]]
 _BY_TYPE: Final[Mapping[str, _Pair]] = {
     "str": (add_text, read_text),
     "int": (add_number, read_number),
     "bool": (add_flag, read_flag),
+    "bytes": (add_bytes, read_bytes),
     "tuple[str, ...]": (add_texts, read_texts),
     "tuple[int, ...]": (add_numbers, read_numbers),
+    "tuple[Hint, ...]": (add_hints, read_hints),
+    "KvParams": (add_kv_params, read_kv_params),
     **{word.__name__: (add_word, _read_word(word)) for word in (Direction, FetchEffect, ProcessEventKind, LogKind, LineClock)},
 }
 
@@ -129,20 +155,27 @@ T = TypeVar("T")
 
 
 class RecordTable(Generic[T]):
-    """Attributes of one record class: every field but ``carried``.
+    """Attributes of one record class.
 
-    The ``carried`` fields travel elsewhere in the span or log record.
+    ``attributes``: the attribute's name by the field's, in the order of the wire; every other field travels elsewhere.
     """
 
-    def __init__(self, kind: type[T], prefix: str, carried: Iterable[str]) -> None:
-        left_out = frozenset(carried)
-        chosen = [f for f in fields(kind) if f.name not in left_out]  # type: ignore[arg-type]  # T is a dataclass
-        pairs = {f.name: _pair(f.name, str(f.type)) for f in chosen}
-        self._values: Callable[[Any], tuple[Any, ...]] = attrgetter(*(f.name for f in chosen))
-        self._rows = tuple((prefix + f.name, None if f.default is MISSING else f.default, pairs[f.name][0]) for f in chosen)
-        self._readers = {prefix + f.name: (f.name, pairs[f.name][1]) for f in chosen}
-        self.required = frozenset(f.name for f in chosen if f.default is MISSING)
+    def __init__(self, kind: type[T], attributes: Mapping[str, str]) -> None:
+        known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
+        chosen = [(known[field], name, _pair(field, str(known[field].type))) for field, name in attributes.items()]
+        self._values: Callable[[Any], tuple[Any, ...]] = attrgetter(*attributes)
+        self._rows = tuple((name, None if f.default is MISSING else f.default, pair[0]) for f, name, pair in chosen)
+        self._readers = {name: (f.name, pair[1]) for f, name, pair in chosen}
+        self.fields = frozenset(attributes)
+        self.required = frozenset(f.name for f, _, _ in chosen if f.default is MISSING)
         self.names = tuple(self._readers)
+
+    @classmethod
+    def prefixed(cls, kind: type[T], prefix: str, carried: Iterable[str]) -> RecordTable[T]:
+        """Table of every field but ``carried``, each named ``prefix`` and the field's name."""
+        left_out = frozenset(carried)
+        chosen = (f.name for f in fields(kind))  # type: ignore[arg-type]  # T is a dataclass
+        return cls(kind, {name: prefix + name for name in chosen if name not in left_out})
 
     def write(self, entries: Any, record: T) -> None:
         """Append every field that is not at its default to a repeated KeyValue field."""
@@ -150,16 +183,21 @@ class RecordTable(Generic[T]):
             if value != default:
                 add(entries, name, value)
 
-    def read(self, attributes: Attributes) -> dict[str, Any]:
-        """Sane values by field.
-
-        Raises ValueError where a field without a default is missing.
-        """
+    def values(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """Sane values by field; a field that is absent or absurd has none."""
         found = {}
         readers = self._readers
         for key, given in attributes.items():
             if (row := readers.get(key)) is not None and (value := row[1](given)) is not None:
                 found[row[0]] = value
+        return found
+
+    def read(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """Sane values by field.
+
+        Raises ValueError where a field without a default is missing.
+        """
+        found = self.values(attributes)
         if not self.required <= found.keys():
             raise ValueError(f"missing: {', '.join(sorted(self.required - found.keys()))}")
         return found
@@ -170,3 +208,6 @@ def _pair(name: str, type_name: str) -> _Pair:
     if name.endswith("_unix_ns"):
         return add_unix, read_unix
     return _BY_TYPE[type_name.removesuffix(" | None")]
+
+
+_KV_PARAMS: Final = RecordTable.prefixed(KvParams, "", ())

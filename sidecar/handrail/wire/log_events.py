@@ -19,7 +19,7 @@ from handrail.otlp.values import LATEST_UNIX_NS, Attributes, attributes_of
 from handrail.records import LogFact, Process, SchemaNote, SchemaReport, SchemaState, Source
 from handrail.wire.codec import RecordTable, add_text, add_texts, read_text, read_texts
 
-_FACT: Final = RecordTable(LogFact, names.KV_LINE_PREFIX, ("process", "source", "at_unix_ns", "numbers", "words"))
+_FACT: Final = RecordTable.prefixed(LogFact, names.KV_LINE_PREFIX, ("process", "source", "at_unix_ns", "numbers", "words"))
 _SOURCES: Final = {source.value: source for source in Source}
 _SEVERITIES: Final = {
     "TRACE": SeverityNumber.SEVERITY_NUMBER_TRACE,

@@ -31,12 +31,14 @@ from handrail.records import (
 )
 from handrail.wire.codec import RecordTable, add_text, read_text
 
-_ENGINE_TIMES: Final = RecordTable(EngineTimes, names.ENGINE_TIMES_PREFIX, ("process", "source", "ids", "queued_unix_ns"))
-_KV_FETCH: Final = RecordTable(KvFetch, names.KV_FETCH_PREFIX, ("process", "source", "ids", "known_unix_ns"))
-_KV_PUBLISH: Final = RecordTable(KvPublish, names.KV_PUBLISH_PREFIX, ("process", "source", "ids", "published_unix_ns"))
-_ITERATION: Final = RecordTable(Iteration, names.ITERATION_PREFIX, ("process", "source", "started_unix_ns"))
-_PROCESS_EVENT: Final = RecordTable(ProcessEvent, names.PROCESS_EVENT_PREFIX, ("process", "source", "at_unix_ns"))
-_ENGINE_FACTS: Final = RecordTable(EngineFacts, names.ENGINE_FACTS_PREFIX, ("process", "source", "at_unix_ns"))
+_ENGINE_TIMES: Final = RecordTable.prefixed(
+    EngineTimes, names.ENGINE_TIMES_PREFIX, ("process", "source", "ids", "queued_unix_ns")
+)
+_KV_FETCH: Final = RecordTable.prefixed(KvFetch, names.KV_FETCH_PREFIX, ("process", "source", "ids", "known_unix_ns"))
+_KV_PUBLISH: Final = RecordTable.prefixed(KvPublish, names.KV_PUBLISH_PREFIX, ("process", "source", "ids", "published_unix_ns"))
+_ITERATION: Final = RecordTable.prefixed(Iteration, names.ITERATION_PREFIX, ("process", "source", "started_unix_ns"))
+_PROCESS_EVENT: Final = RecordTable.prefixed(ProcessEvent, names.PROCESS_EVENT_PREFIX, ("process", "source", "at_unix_ns"))
+_ENGINE_FACTS: Final = RecordTable.prefixed(EngineFacts, names.ENGINE_FACTS_PREFIX, ("process", "source", "at_unix_ns"))
 TABLES: Final = (_ENGINE_TIMES, _KV_FETCH, _KV_PUBLISH, _ITERATION, _PROCESS_EVENT, _ENGINE_FACTS)
 
 _SOURCES: Final = {source.value: source for source in Source}

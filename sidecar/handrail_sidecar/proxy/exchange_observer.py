@@ -7,11 +7,12 @@ request's arrival.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
+from typing import Any, Final
 
 from handrail import identity, trace_context
-from handrail.records import Exchange, Hint, Outcome, Process, Source, SpanIds
+from handrail.records import Exchange, Hint, Outcome, Process, ResponseFacts, Source, SpanIds
 from handrail_sidecar.live_metrics.requests import LiveRequest
 from handrail_sidecar.proxy.head import RequestHead, rewrite
 from handrail_sidecar.proxy.request_body import RequestFacts, RequestInspector, operation_of
@@ -72,6 +73,7 @@ _PLAIN_OUTCOMES = {
     EndReason.SHUTDOWN: Outcome.UNKNOWN,
 }
 SHUTDOWN_ERROR = "proxy_shutdown"
+_RESPONSE: Final = tuple(field.name for field in fields(ResponseFacts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,18 +264,19 @@ class ExchangeObserver:
         return record
 
     def _record(self, ending: EndReason, at_ns: int) -> Exchange:
-        request_facts, seen = self._facts(), self._stream_facts(ending, at_ns)
+        request, seen = self._facts(), self._stream_facts(ending, at_ns)
         if self.write_blocked_ns >= CLIENT_SLOW_NS:
             self.hint(Hint.CLIENT_SLOW)
         who = self._identity
         clipped = identity.clip_request_id(who.raw_request_id) if who.raw_request_id is not None else None
         if clipped is not None and clipped.hash is not None:
             self.hint(Hint.LONG_REQUEST_ID)
-        error_type, error_code = self.error_type, None
-        if ending is EndReason.SHUTDOWN:
-            error_type = SHUTDOWN_ERROR
-        elif seen is not None and error_type is None:
-            error_type, error_code = seen.error_type, seen.error_code
+        facts = seen if seen is not None else ResponseFacts()
+        response: dict[str, Any] = {name: getattr(facts, name) for name in _RESPONSE}
+        response["model"] = facts.model or request.model
+        response["hints"] = tuple(dict.fromkeys((*self._hints, *facts.hints)))
+        if (error_type := SHUTDOWN_ERROR if ending is EndReason.SHUTDOWN else self.error_type) is not None:
+            response["error_type"], response["error_code"] = error_type, None
         return Exchange(
             process=self._process,
             source=Source.PROXY,
@@ -289,39 +292,18 @@ class ExchangeObserver:
             request_id=clipped.text if clipped is not None else None,
             request_id_hash=clipped.hash if clipped is not None else None,
             request_id_added=who.request_id_added,
-            response_id=seen.response_id if seen is not None else None,
-            model=(seen.model if seen is not None else None) or request_facts.model,
-            choices=request_facts.choices,
-            stream=seen.stream if seen is not None else None,
-            stream_requested=request_facts.stream_requested,
-            inspected=request_facts.inspected,
+            choices=request.choices,
+            stream_requested=request.stream_requested,
+            inspected=request.inspected,
             status=self.status,
-            error_type=error_type,
-            error_code=error_code,
             forwarded_ns=self._offset(self.forwarded_ns),
             request_done_ns=self._offset(self.request_done_ns),
-            ttfb_ns=seen.ttfb_ns if seen is not None else None,
-            ttft_token_ns=seen.ttft_token_ns if seen is not None else None,
-            ttft_text_ns=seen.ttft_text_ns if seen is not None else None,
-            ttft_text_kind=seen.ttft_text_kind if seen is not None else None,
-            last_content_ns=seen.last_content_ns if seen is not None else None,
-            finish_ns=seen.finish_ns if seen is not None else None,
             first_delivered_ns=self._offset(self.first_delivered_ns),
             write_blocked_ns=self.write_blocked_ns,
             content_encoding=self._content_encoding,
-            events=seen.events if seen is not None else 0,
-            gaps=seen.gaps if seen is not None else None,
-            itl=seen.itl if seen is not None else None,
-            stalls=seen.stalls if seen is not None else None,
-            tpot_mean_ns=seen.tpot_mean_ns if seen is not None else None,
-            prompt_tokens=seen.prompt_tokens if seen is not None else None,
-            output_tokens=seen.output_tokens if seen is not None else None,
-            cached_tokens=seen.cached_tokens if seen is not None else None,
-            finish_reasons=seen.finish_reasons if seen is not None else (),
-            kv_in=request_facts.kv,
-            kv_out=seen.kv_out if seen is not None else None,
+            kv_in=request.kv,
             exemplar=self._live is not None and self._live.exemplar,
-            hints=tuple(dict.fromkeys((*self._hints, *(seen.hints if seen is not None else ())))),
+            **response,
         )
 
     def _response_body(self, data: bytes, stamp_ns: int) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from handrail.records import Gaps, Hint, KvParams, Outcome
-from handrail.stalls import Stalls, marked
+from handrail.records import Hint, Outcome, ResponseFacts
+from handrail.stalls import marked
 from handrail_sidecar.proxy.completions import Completions
 from handrail_sidecar.proxy.dialects import dialect, read_body
 from handrail_sidecar.proxy.inflate import UndecodableError, decoder
@@ -41,37 +41,12 @@ class End(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamFacts:
-    """What one response showed.
-
-    Offsets count from the request's arrival; the names are those of ``records.Exchange``.
-    """
+class StreamFacts(ResponseFacts):
+    """What one response showed, and what of that only its reader needs."""
 
     outcome: Outcome
-    stream: bool | None
-    ttfb_ns: int | None = None
-    ttft_token_ns: int | None = None
-    ttft_text_ns: int | None = None
-    ttft_text_kind: str | None = None  # text | reasoning | tool_call | refusal
-    last_content_ns: int | None = None
-    finish_ns: int | None = None
     end_ns: int | None = None
-    events: int = 0  # chunks with content
     lost_events: int = 0  # malformed or above the limit
-    gaps: Gaps | None = None
-    itl: Gaps | None = None
-    stalls: Stalls | None = None
-    tpot_mean_ns: int | None = None
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
-    finish_reasons: tuple[str, ...] = ()
-    response_id: str | None = None
-    model: str | None = None
-    kv_out: KvParams | None = None
-    error_type: str | None = None
-    error_code: str | None = None
-    hints: tuple[Hint, ...] = ()
 
 
 class ResponseReader:

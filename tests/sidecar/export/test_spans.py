@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
@@ -14,16 +17,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from builders.exchanges import PROCESS, exchange, exchanges
 from handrail import conventions as names
-from handrail.records import Exchange, Hint, Outcome, Process, Role, Source, SpanIds
-from handrail.wire.exchange import (
-    EXCHANGE_ATTRIBUTES,
-    GAP_ATTRIBUTES,
-    ITL_ATTRIBUTES,
-    process_of,
-    read_exchange,
-    resource_of,
-    to_span,
-)
+from handrail.records import Exchange, Gaps, Hint, KvParams, Outcome, Process, Role, Source, SpanIds
+from handrail.stalls import Stall, Stalls
+from handrail.wire.exchange import TABLES, process_of, read_exchange, resource_of, to_span
+
+ATTRIBUTES = [name for table in TABLES for name in table.names]
 
 
 @given(exchanges())
@@ -34,12 +32,39 @@ def test_every_exchange_survives_the_wire(original: Exchange) -> None:
 
 def test_every_field_has_a_row() -> None:
     carried_otherwise = {"process", "source", "ids", "arrival_unix_ns", "outcome", "gaps", "itl", "stalls"}
-    assert {row.field for row in EXCHANGE_ATTRIBUTES} | carried_otherwise == {field.name for field in fields(Exchange)}
+    assert TABLES[0].fields | carried_otherwise == {field.name for field in fields(Exchange)}
+
+
+def test_the_whole_of_an_exchange_on_the_wire(golden: Callable[[Path | str, str], None]) -> None:
+    changed: dict[str, Any] = {
+        "request_id_hash": "9f",
+        "request_id_added": True,
+        "inspected": "prefix",
+        "error_type": "ServerError",
+        "error_code": "500",
+        "write_blocked_ns": 1_000,
+        "content_encoding": "gzip",
+        "itl": Gaps(unit="token", count=2, sum_ns=3, max_ns=2, max_at_ns=9, sketch=b"\x01\x02"),
+        "stalls": Stalls(
+            count=1,
+            sum_ns=40,
+            longest=(Stall(end_ns=90, gap_ns=40, median_ns=10, index=3, held_ns=5, turn="a>b"),),
+            times=b"\x05",
+        ),
+        "tpot_mean_ns": 11_000_000,
+        "kv_out": KvParams(remote_num_tokens=128, transfer_mode="pull", transfer_id="t-1", bootstrap_room="7"),
+        "hints": (Hint.BUFFERED, Hint.CLIENT_SLOW),
+        "method": "PUT",
+        "resend_count": 1,
+        "exemplar": True,
+    }
+    whole = exchange(**changed)
+    assert [field.name for field in fields(Exchange) if getattr(whole, field.name) == field.default] == []
+    golden("wire/exchange.textproto", text_format.MessageToString(to_span(whole)))
 
 
 def test_attribute_names_are_unique() -> None:
-    rows = [row.name for row in (*EXCHANGE_ATTRIBUTES, *GAP_ATTRIBUTES, *ITL_ATTRIBUTES)]
-    assert len(rows) == len(set(rows))
+    assert len(ATTRIBUTES) == len(set(ATTRIBUTES))
 
 
 @pytest.mark.parametrize("outcome", Outcome, ids=lambda outcome: outcome.value)
@@ -182,7 +207,7 @@ _values = st.one_of(
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from([row.name for row in (*EXCHANGE_ATTRIBUTES, *GAP_ATTRIBUTES)]), _values), max_size=12),
+    st.lists(st.tuples(st.sampled_from(ATTRIBUTES), _values), max_size=12),
     st.integers(0, 2**64 - 1),
     st.integers(0, 2**64 - 1),
 )
