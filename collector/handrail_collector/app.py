@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from contextlib import AsyncExitStack
 
 from handrail.config.addresses import bound, write_ready
 from handrail.config.listeners import ListenerSecurity
@@ -18,7 +19,7 @@ from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.settings import NAMELESS, ClientSettings
 from handrail.otlp.signals import Signal
 from handrail.runtime.descriptors import raise_limit
-from handrail.runtime.process import Parts, Stop, freeze_gc
+from handrail.runtime.process import Component, Stop, freeze_gc, start
 from handrail.runtime.process import run as run_process
 from handrail.security.file_reload import Watcher
 from handrail_collector.api.server import ApiServer
@@ -36,6 +37,9 @@ from handrail_collector.store.publish import StoreLockedError, StorePublisher
 from handrail_collector.store.read import StoreReader
 
 log = logging.getLogger(__name__)
+
+DRAIN_S = 5.0
+"""Time for running requests, queued forwards and open answers when the process stops."""
 
 
 def run(config: CollectorConfig) -> int:
@@ -87,33 +91,15 @@ async def _main(config: CollectorConfig) -> int:
     api_guard = protection.guard("api", certificates=True)
     upkeep = Upkeep(publisher, _upkeep_settings(config), steady=ClockStepGuard())
     running = Running(journal, pipeline, receiver, forwards, upkeep, time.time_ns(), gates)
-    parts = Parts()
-    addresses: dict[str, str] = {}
-    for each in forwards:
-        await parts.start("forward", each.start(), each.shutdown)
-    await parts.start("journal", journal.start(), _nothing)
-    working = asyncio.create_task(pipeline.run())
-
-    async def drain() -> None:
-        # at the journal's end the pipeline reads the rest and publishes; only then may the store be released
-        await journal.shutdown()
-        await asyncio.wait({working})
-        publisher.close()
-
-    await parts.start("pipeline", _nothing(), drain)
-    ending = asyncio.Event()
-    in_order = asyncio.create_task(_keep_in_order(upkeep, config.store.upkeep_interval.seconds, ending))
-
-    async def end_upkeep() -> None:
-        ending.set()
-        upkeep.stop()
-        await in_order
-
-    await parts.start("upkeep", _nothing(), end_upkeep)
-    watcher = Watcher(protection.watched)
-    await parts.start("certificates", watcher.start(), watcher.shutdown)
-    await parts.start("receivers", receiver.start(), receiver.shutdown)
-    addresses.update(bound(otlp_grpc=receiver.grpc_address, otlp_http=receiver.http_address))
+    work = _Work(journal, pipeline, publisher)
+    components: list[tuple[str, Component]] = [
+        *(("forward", each) for each in forwards),
+        ("pipeline", work),
+        ("upkeep", _Maintenance(upkeep, config.store.upkeep_interval.seconds)),
+        ("certificates", Watcher(protection.watched)),
+        ("receivers", receiver),
+    ]
+    api = None
     if config.api is not None:
         reader = StoreReader(config.data / "store")
         links = SlowLinks(reader)
@@ -129,25 +115,22 @@ async def _main(config: CollectorConfig) -> int:
             guard=api_guard,
             gate=gates.gate("api"),
         )
-        await parts.start("api", api.start(), api.shutdown)
-        await parts.start("links", links.start(), links.shutdown)
-        addresses.update(bound(api=api.address))
-    log.info("collecting into %s: %s; %s", config.data, protection.describe(addresses, config.listeners), limit)
-    log.debug("configuration: %s", plain(config))
-    # The collector holds thousands of requests and none of them is a cycle: the default thresholds cost 15 % of the pipeline
-    # (tests/bench/bench_pipeline.py: 6.9k spans/s, 7.5k with these, 8.1k without a collector at all).
-    freeze_gc(young=50_000)
-    if config.ready_file is not None:
-        write_ready(config.ready_file, addresses)
-    stopped, gone = asyncio.create_task(stop.wait()), asyncio.create_task(journal.gone())
-    await asyncio.wait({stopped, working, gone}, return_when=asyncio.FIRST_COMPLETED)
-    failed = not stopped.done()
-    if failed and not journal.lost:
-        log.error("the pipeline ended by itself", exc_info=working.exception())
-    stopped.cancel()
-    gone.cancel()
-    await parts.end()
-    fault = working.exception() if working.done() else None
+        components += [("api", api), ("links", links)]
+    async with AsyncExitStack() as stack:
+        for name, component in components:
+            await start(stack, name, component, DRAIN_S)
+        addresses = bound(
+            otlp_grpc=receiver.grpc_address, otlp_http=receiver.http_address, api=api.address if api is not None else None
+        )
+        log.info("collecting into %s: %s; %s", config.data, protection.describe(addresses, config.listeners), limit)
+        log.debug("configuration: %s", plain(config))
+        # The collector holds thousands of requests and none of them is a cycle: the default thresholds cost 15 % of the pipeline
+        # (tests/bench/bench_pipeline.py: 6.9k spans/s, 7.5k with these, 8.1k without a collector at all).
+        freeze_gc(young=50_000)
+        if config.ready_file is not None:
+            write_ready(config.ready_file, addresses)
+        failed = await work.until(stop)
+    fault = work.fault
     if journal.lost:  # possibly found only by the last publish of a stop
         log.error("%s; this process ends, and what it had acknowledged is in what was taken away", journal.lost)
     elif not failed and fault is not None:
@@ -155,16 +138,68 @@ async def _main(config: CollectorConfig) -> int:
     return 1 if failed or journal.lost or fault is not None else 0
 
 
-async def _nothing() -> None:
-    return None
+class _Work:
+    """The journal and the pipeline that reads it, as one component: neither ends without the other."""
+
+    def __init__(self, journal: Journal, pipeline: Pipeline, publisher: StorePublisher) -> None:
+        self._journal = journal
+        self._pipeline = pipeline
+        self._publisher = publisher
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def fault(self) -> BaseException | None:
+        """The error that ended the pipeline; None while it runs, and after a clean end."""
+        return self._task.exception() if self._task is not None and self._task.done() else None
+
+    async def start(self) -> None:
+        await self._journal.start()
+        self._task = asyncio.create_task(self._pipeline.run())
+
+    async def until(self, stop: Stop) -> bool:
+        """Wait for a signal to stop; True when the pipeline or the journal's folder ended first."""
+        assert self._task is not None
+        stopped, gone = asyncio.create_task(stop.wait()), asyncio.create_task(self._journal.gone())
+        await asyncio.wait({stopped, self._task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        failed = not stopped.done()
+        if failed and not self._journal.lost:
+            log.error("the pipeline ended by itself", exc_info=self._task.exception())
+        stopped.cancel()
+        gone.cancel()
+        return failed
+
+    async def shutdown(self, drain_seconds: float) -> None:
+        # At the journal's end the pipeline reads the rest and publishes; only then may the store be released.
+        await self._journal.shutdown()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        self._publisher.close()
 
 
-async def _keep_in_order(upkeep: Upkeep, interval_s: float, ending: asyncio.Event) -> None:
-    """Run a maintenance pass now and after every interval, in a thread, until the end."""
-    while not ending.is_set():
-        await asyncio.to_thread(upkeep.run_pass)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(ending.wait(), interval_s)
+class _Maintenance:
+    """Runs a maintenance pass at the start and after every interval, in a thread."""
+
+    def __init__(self, upkeep: Upkeep, interval_s: float) -> None:
+        self._upkeep = upkeep
+        self._interval_s = interval_s
+        self._ending = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def shutdown(self, drain_seconds: float) -> None:
+        self._ending.set()
+        self._upkeep.stop()
+        task, self._task = self._task, None
+        if task is not None:
+            await task
+
+    async def _run(self) -> None:
+        while not self._ending.is_set():
+            await asyncio.to_thread(self._upkeep.run_pass)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), self._interval_s)
 
 
 def _upkeep_settings(config: CollectorConfig) -> UpkeepSettings:

@@ -22,13 +22,12 @@ def sidecar_metrics() -> list[CatalogueMetric]:
 
     It covers a sidecar with every source, and one that reads DCGM.
     """
-    from handrail_sidecar.app import make
-    from handrail_sidecar.live_metrics.sidecar_metrics import sidecar_rows
+    from handrail_sidecar.components import make_sidecar
 
     found: dict[str, CatalogueMetric] = {}
     dcgm = GpuConfig(sample=Sampling.ON, dcgm_url=Url("http://127.0.0.1:9400/metrics"))
     for config in (everything(), replace(everything(), gpu=dcgm)):
-        for metric in metrics_of(sidecar_rows(make(config)), SIDECAR):
+        for metric in metrics_of(make_sidecar(config).metrics, SIDECAR):
             found.setdefault(metric.name, metric)
     return list(found.values())
 

@@ -550,6 +550,11 @@ class SidecarConfig:
         )
 
     @property
+    def proxies(self) -> bool:
+        """Whether the inline proxy is on."""
+        return self.listen is not None and self.upstream is not None
+
+    @property
     def samples_links(self) -> bool:
         """Whether the counters of links are read."""
         return self._samples(self.links.sample)

@@ -26,10 +26,10 @@ from handrail.metrics.histogram import LATENCY, LATENCY_SECONDS, Histogram
 from handrail.metrics.otlp_histogram import ExponentialHistogram
 from handrail.metrics.registry import Registry
 from handrail.records import KvFetch, Source
-from handrail_sidecar.app import make
 from handrail_sidecar.catalogue import everything
+from handrail_sidecar.components import Sidecar, make_sidecar
 from handrail_sidecar.live_metrics.requests import LiveRequests
-from handrail_sidecar.live_metrics.sidecar_metrics import Made, sidecar_rows
+from handrail_sidecar.sources.plugin_socket import PluginSource
 
 _VALUES = 20_000
 _REPEATS = 7
@@ -79,20 +79,21 @@ def _sdk() -> tuple[Callable[[int], object], MeterProvider]:
     return lambda value: histogram.record(value / 1e9, labels), provider
 
 
-def busy() -> Made:
+def busy() -> Sidecar:
     """Build the metrics of a decode sidecar with two models and 100 peers.
 
     No GPU and no link is read.
     """
-    made = make(everything())
+    made = make_sidecar(everything())
     draw = random.Random(1)
     for model in (f"model-{number}" for number in range(_MODELS)):
         _requests(made.live, model, draw)
-    assert made.plugin is not None
+    plugin = made.find(PluginSource)
+    assert plugin is not None
     for number in range(_PEERS * 20):
         record = _fetch(number, draw)
-        made.plugin.hand_offs.take(record)
-        made.plugin.peers.take(record)
+        plugin.hand_offs.take(record)
+        plugin.peers.take(record)
     return made
 
 
@@ -124,9 +125,9 @@ def _fetch(number: int, draw: random.Random) -> KvFetch:
     )
 
 
-def scrape(made: Made, accept: str) -> dict[str, float]:
+def scrape(made: Sidecar, accept: str) -> dict[str, float]:
     """Return the cost of one page: ``ms`` of CPU, ``bytes``, ``series``."""
-    metrics = Registry(sidecar_rows(made))
+    metrics = Registry(made.metrics)
     page, _ = metrics.expose(accept)
     taken = []
     for _ in range(_REPEATS):

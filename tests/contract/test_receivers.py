@@ -15,6 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -38,7 +39,7 @@ from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.responses import grpc_refusal
 from handrail.otlp.signals import Consumer, Retryable, Signal
 from handrail.otlp.status import DETAILS_KEY, retry_delay_s, status_message
-from handrail_sidecar.sources.otlp_tap import OtlpTap, TapSettings
+from handrail_sidecar.sources.otlp_tap import OtlpTap
 
 LOOPBACK = ("127.0.0.1", 0)
 BATCH = traces(*(span(number) for number in range(1, 11)))
@@ -49,7 +50,7 @@ def server(consumer: Consumer, **limits: Any) -> OtlpServer:
 
 
 def tap(consumer: Consumer, **limits: Any) -> OtlpTap:
-    return OtlpTap(TapSettings(grpc_port=0, http_port=0, **limits), consumer.consume)
+    return OtlpTap(consumer.consume, {}, partial(server, **limits))
 
 
 Receiver = OtlpServer | OtlpTap

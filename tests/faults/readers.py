@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -36,6 +37,7 @@ from handrail.otlp.decode import JSON, PROTOBUF
 from handrail.otlp.messages import SHAPES
 from handrail.otlp.payload import count_items, halves
 from handrail.otlp.receiver.intake import Intake
+from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.signals import Accepted, Rejected, Signal
 from handrail.records import EngineSample, Exchange, LogFact, Observation, Process, Role
 from handrail.wal.filesystem import MemoryFiles
@@ -63,7 +65,7 @@ from handrail_sidecar.proxy.stats import ProxyStats
 from handrail_sidecar.sources.engine_log import LogSettings, LogSource
 from handrail_sidecar.sources.engine_metrics import MetricsSettings, MetricsSource, sample_of
 from handrail_sidecar.sources.log_tail import LineSplitter, TailStats
-from handrail_sidecar.sources.otlp_tap import OtlpTap, TapSettings
+from handrail_sidecar.sources.otlp_tap import OtlpTap
 from handrail_sidecar.sources.plugin_socket import PluginSource
 from harness.pipelines import Clock, batch, log_batch, plugin_batch, stored, sweep
 from harness.proxy import Peer, Proxied, Upstream, proxied
@@ -287,7 +289,8 @@ class TapReader:
         self._exporter = Exporter(ExportSettings(), own_resource(_process()), lambda: self._collector)
         self._loop.run(self._exporter.start())
         resource = {"handrail.role": "decode", "handrail.instance": "10.0.0.7:8100"}
-        tap = OtlpTap(TapSettings(resource=resource), self._exporter.take)
+        serve = partial(OtlpServer, http=("127.0.0.1", 0), loopback_only=True)
+        tap = OtlpTap(self._exporter.take, resource, serve)
         self._intake = _intake(tap, self._loop)
         return self
 

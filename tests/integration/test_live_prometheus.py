@@ -21,9 +21,9 @@ import pytest
 from builders.plugin import fetch
 from handrail.metrics.registry import Registry
 from handrail.runtime.admin_http import AdminServer
-from handrail_sidecar.app import make
 from handrail_sidecar.catalogue import everything, sidecar_metrics
-from handrail_sidecar.live_metrics.sidecar_metrics import sidecar_rows
+from handrail_sidecar.components import make_sidecar
+from handrail_sidecar.sources.plugin_socket import PluginSource
 from harness.alert_tools import needs_prometheus
 from harness.ports import held_port
 from harness.proxy import DEADLINE_S
@@ -91,15 +91,16 @@ async def value(address: str, query: str) -> float:
 
 
 async def test_a_real_prometheus_reads_the_page(tmp_path: Path) -> None:
-    made, draw = make(everything()), random.Random(7)
+    made, draw = make_sidecar(everything()), random.Random(7)
     raw = sorted(min(round(draw.lognormvariate(19.5, 1.5)), 100 * S) for _ in range(3000))
     for ttft_ns in draw.sample(raw, len(raw)):
         made.live.first_token("m", ttft_ns, "ab" * 16)
     gaps = sorted(max(1_000_001, round(draw.lognormvariate(17, 1))) for _ in range(5000))
     made.live.gaps_of("m").extend(gaps)
-    assert made.plugin is not None
-    made.plugin.hand_offs.take(fetch(0, failure="handshake_failed", done_ms=None, ranks_done=0, trace="t7"))
-    admin = AdminServer("127.0.0.1", 0, Registry(sidecar_rows(made)), lambda: "")
+    plugin = made.find(PluginSource)
+    assert plugin is not None
+    plugin.hand_offs.take(fetch(0, failure="handshake_failed", done_ms=None, ranks_done=0, trace="t7"))
+    admin = AdminServer("127.0.0.1", 0, Registry(made.metrics), lambda: "")
     await admin.start()
     held = ExitStack()
     try:

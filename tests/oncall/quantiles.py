@@ -24,9 +24,8 @@ from handrail.metrics.registry import Registry
 from handrail.runtime.admin_http import AdminServer
 from handrail_cli.subprocesses import HOST
 from handrail_dashboards.export import Choices, dashboards
-from handrail_sidecar.app import make
 from handrail_sidecar.catalogue import everything
-from handrail_sidecar.live_metrics.sidecar_metrics import sidecar_rows
+from handrail_sidecar.components import make_sidecar
 from harness.real_fleet import Fleet, Load, Shape, finish
 from oncall.alarm import Alarm
 
@@ -97,7 +96,7 @@ def measure(alarm: Alarm, folder: Path, interval_s: float, say: Callable[[str], 
 
 def _extremes(alarm: Alarm, interval_s: float) -> list[Reading]:
     draw = random.Random(11)
-    made, role = make(everything()), everything().role.value
+    made, role = make_sidecar(everything()), everything().role.value
     models = {f"{low:g} to {high:g} s": (low, high) for low, high in _BANDS_S}
     raw = {
         name: [round(low * (high / low) ** draw.random() * _SECOND) for _ in range(_VALUES)]
@@ -106,7 +105,7 @@ def _extremes(alarm: Alarm, interval_s: float) -> list[Reading]:
     for model, values in raw.items():  # one each before the window: a series must exist before it can grow
         made.live.first_token(model, values[0], "")
         made.live.gaps_of(model).extend(values[:1])
-    with _page(Registry(sidecar_rows(made))) as address:
+    with _page(Registry(made.metrics)) as address:
         alarm.watch("synthetic", [address], address)
         _wait(lambda: len(_scrapes(alarm, "synthetic", role)) >= 2, interval_s)
         since = _scrapes(alarm, "synthetic", role)[-1]

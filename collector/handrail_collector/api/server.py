@@ -139,7 +139,7 @@ class ApiServer:
         """
         await self._http.start()
 
-    async def shutdown(self) -> None:
+    async def shutdown(self, drain_seconds: float = 0.0) -> None:
         """Stop listening, finish running answers, and close the store."""
         await self._http.shutdown()
         await asyncio.to_thread(self._threads.shutdown)

@@ -78,7 +78,7 @@ class SlowLinks:
         """Start the periodic passes."""
         self._task = asyncio.create_task(self._run())
 
-    async def shutdown(self) -> None:
+    async def shutdown(self, drain_seconds: float = 0.0) -> None:
         """Stop after the current pass. Idempotent; works without ``start``."""
         self._ending.set()
         task, self._task = self._task, None

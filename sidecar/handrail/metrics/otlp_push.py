@@ -64,6 +64,7 @@ class OtlpMetricsStats:
 class OtlpMetrics:
     """Send ``rows`` every ``interval_s`` and once more at the end.
 
+    Rows that are added before ``start`` are sent too.
     ``shutdown`` works without ``start`` and twice.
     """
 
@@ -74,11 +75,10 @@ class OtlpMetrics:
         client_factory: Callable[[], MetricsClient],
         interval_s: float,
         *,
-        stats: OtlpMetricsStats | None = None,
         now_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self.stats = stats or OtlpMetricsStats()
-        self._rows = tuple(rows)
+        self.stats = OtlpMetricsStats()
+        self._rows = rows
         self._resource = resource
         self._client_factory = client_factory
         self._interval_s = interval_s

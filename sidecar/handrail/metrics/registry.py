@@ -63,10 +63,10 @@ AnyMetricDef = MetricDef | HistogramDef
 
 
 class Registry(Collector):
-    """Rows of one process."""
+    """Rows of one process; rows that are added later are on the page too."""
 
     def __init__(self, rows: Sequence[AnyMetricDef]) -> None:
-        self.rows = tuple(rows)
+        self.rows = rows
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 

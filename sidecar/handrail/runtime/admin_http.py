@@ -98,8 +98,8 @@ class AdminServer:
         """Start. Raises ``OSError`` when the port cannot be bound."""
         await self._http.start()
 
-    async def shutdown(self) -> None:
-        """Stop listening."""
+    async def shutdown(self, drain_seconds: float = 0.0) -> None:
+        """Stop listening; running answers need no more time."""
         await self._http.shutdown()
 
 

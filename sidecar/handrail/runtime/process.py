@@ -1,6 +1,6 @@
 """Common base of our long-running processes.
 
-It has a fast loop, signals that stop the process, and parts that start and end in order.
+It has a fast loop, signals that stop the process, and components that start and end in order.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, Protocol
 
 from handrail.printable import printable_lines
 
@@ -43,35 +44,36 @@ class Stop:
         await self._event.wait()
 
 
-class Parts:
-    """Started parts, ended in reverse order.
+class Component(Protocol):
+    """A part of a process with a life of its own.
 
-    A part that fails to start ends those before it.
+    1. Creation opens nothing and needs no event loop. Raises ``OSError`` or ``ValueError`` for settings that cannot work.
+    2. ``start`` binds sockets, opens files, begins tasks, and returns once the component does its work. Raises ``OSError`` that
+       names what is not available.
+    3. It runs, in the loop that called ``start``.
+    4. ``shutdown`` takes no new work, gives running work up to ``drain_seconds``, and passes on what waits. It works without
+       ``start``, and twice.
     """
 
-    def __init__(self) -> None:
-        self._ends: list[tuple[str, Callable[[], Awaitable[object]]]] = []
+    async def start(self) -> None: ...
 
-    async def start(self, name: str, start: Awaitable[object], end: Callable[[], Awaitable[object]]) -> None:
-        """Start one part and remember how it ends.
+    async def shutdown(self, drain_seconds: float, /) -> None: ...
 
-        Raises the exceptions of ``start``, after ending the others.
-        """
-        try:
-            await start
-        except BaseException:
-            await self.end()
-            raise
-        self._ends.append((name, end))
 
-    async def end(self) -> None:
-        """End every part; one that fails does not keep the others from ending."""
-        while self._ends:
-            name, end = self._ends.pop()
-            try:
-                await end()
-            except Exception:
-                log.exception("%s did not end cleanly", name)
+async def start(stack: AsyncExitStack, name: str, component: Component, drain_seconds: float) -> None:
+    """Start ``component``; ``stack`` shuts it down, in reverse order.
+
+    Raises the exceptions of ``start``. A component that does not end cleanly is logged and keeps no other from ending.
+    """
+    await component.start()
+    stack.push_async_callback(_shutdown, name, component, drain_seconds)
+
+
+async def _shutdown(name: str, component: Component, drain_seconds: float) -> None:
+    try:
+        await component.shutdown(drain_seconds)
+    except Exception:
+        log.exception("%s did not end cleanly", name)
 
 
 def freeze_gc(young: int) -> None:

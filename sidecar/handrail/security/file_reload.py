@@ -160,7 +160,7 @@ class Watcher:
         if self._watched:
             self._task = asyncio.create_task(self._run())
 
-    async def shutdown(self) -> None:
+    async def shutdown(self, drain_seconds: float = 0.0) -> None:
         self._stop.set()
         task, self._task = self._task, None
         if task is not None:

@@ -91,7 +91,7 @@ class CountsExport:
         await self.tell()
         self._task = asyncio.create_task(self._run())
 
-    async def shutdown(self) -> None:
+    async def shutdown(self, drain_seconds: float = 0.0) -> None:
         """Export a last time."""
         task, self._task = self._task, None
         if task is None:

@@ -91,7 +91,7 @@ class DeviceBatches:
         """Begin to send."""
         self._task = asyncio.create_task(self._run())
 
-    async def shutdown(self) -> None:
+    async def shutdown(self, drain_seconds: float = 0.0) -> None:
         """Send what waits. Works without ``start`` and twice."""
         self._stop.set()
         task, self._task = self._task, None

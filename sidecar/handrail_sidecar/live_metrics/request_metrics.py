@@ -2,21 +2,62 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from handrail import conventions as names
 from handrail.metrics.histogram import LATENCY, LATENCY_BOUND, Exemplar, Histogram
 from handrail.metrics.registry import AnyMetricDef, HistogramDef, MetricDef
-from handrail.records import Role
+from handrail.records import ProcessEventKind, Role
+from handrail_sidecar.live_metrics.engine_metrics import EventCounts
 from handrail_sidecar.live_metrics.requests import LiveRequests
 from handrail_sidecar.live_metrics.slo import ITL, TTFT
+from handrail_sidecar.sources.engine_metrics import MetricsSource
+from handrail_sidecar.sources.plugin_socket import PluginSource
+from handrail_sidecar.sources.proxy import ProxySource
 
 _SECONDS: Final = 1e-9
 _BY_ROLE: Final = ("model_name", "role")
 
 OpenSince = Callable[[], Iterable[int]]
 """Arrival times of the requests that have not ended, on the monotonic clock."""
+
+
+def live_rows(
+    live: LiveRequests,
+    role: Role,
+    events: EventCounts,
+    proxy: ProxySource | None,
+    plugin: PluginSource | None,
+    page: MetricsSource | None,
+) -> list[AnyMetricDef]:
+    """Return the metrics of requests and of the engine's process.
+
+    Each group needs a source that observes it.
+    """
+    rows: list[AnyMetricDef] = []
+
+    def open_since() -> Iterable[int]:
+        if proxy is not None:
+            return proxy.open_since()
+        return plugin.open_since() if plugin is not None else ()
+
+    def served() -> Iterable[str]:
+        return page.reading.models if page is not None and page.reading is not None else ()
+
+    def hung() -> bool:
+        return (page is not None and page.progress.hung) or (plugin is not None and plugin.merge.processes.hung)
+
+    def restarts() -> int:
+        report = events.counts[ProcessEventKind.RESTARTED]
+        return max(report, plugin.restarts.count if plugin is not None else 0)  # both report the same restarts
+
+    if proxy is not None or plugin is not None:
+        rows += request_rows(live, role, open_since, served, time.monotonic_ns)
+    if page is not None or plugin is not None:
+        rows += health_rows(hung, restarts)
+    return rows
 
 
 def request_rows(

@@ -42,7 +42,6 @@ class ProxySettings:
     head_timeout_s: float = 30.0
     idle_timeout_s: float = 300.0
     max_streams: int | None = None
-    drain_seconds: float = 30.0
     record_all: bool = False
     tls: ssl.SSLContext | None = None  # None: plaintext
 

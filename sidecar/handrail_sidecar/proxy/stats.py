@@ -53,3 +53,7 @@ class ProxyStats:
     outcomes: dict[Outcome, int] = field(
         default_factory=lambda: dict.fromkeys(Outcome, 0)
     )  # observed requests, by how they ended
+
+    def open_requests(self) -> int:
+        """Observed requests that have not ended."""
+        return self.requests - self.passed - sum(self.outcomes.values())

@@ -24,7 +24,7 @@ _STALE: Final = 3  # intervals after which a value is no longer shown
 
 
 class DcgmSource:
-    """A ``RecordSource``; an exporter that does not answer is a state, logged once."""
+    """Source; an exporter that does not answer is a state, logged once."""
 
     def __init__(
         self,

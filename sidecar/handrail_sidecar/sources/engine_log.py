@@ -157,7 +157,7 @@ class _Pipe:
 
 
 class LogSource:
-    """A ``RecordSource`` of log files and pipes.
+    """Source of log files and pipes.
 
     ``start`` opens what is there. ``shutdown`` reads what came since and passes it on.
     """

@@ -93,7 +93,7 @@ class NoPageError(Exception):
 
 
 class MetricsSource:
-    """A ``RecordSource`` of metrics pages.
+    """Source of metrics pages.
 
     ``reading``: from the last page, None while there is none. ``report``: the last schema report.
     """

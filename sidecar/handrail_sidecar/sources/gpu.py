@@ -25,7 +25,7 @@ _SETTLED_LOOKS: Final = 3  # looks after which a GPU has shown which values it d
 
 
 class NvmlSource:
-    """A ``RecordSource`` of NVML samples.
+    """Source of NVML samples.
 
     No driver, no GPU and no nvidia-ml-py are states, not errors. Each is logged once and checked again.
     ``deliver`` takes samples in the threads that read them; ``tell`` takes events in the loop's thread.

@@ -35,7 +35,7 @@ The same samples are then offered again. It never raises.
 
 
 class LinkSource:
-    """A ``RecordSource`` of links.
+    """Source of links.
 
     A host without RDMA, or without anything to read, is no error: it is logged once.
     """

@@ -8,16 +8,11 @@ the spool has the batch.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 
-from handrail.otlp.decode import MAX_BODY_BYTES
 from handrail.otlp.payload import with_resource
 from handrail.otlp.receiver.intake import IntakeStats
 from handrail.otlp.receiver.server import Address, OtlpServer
-from handrail.otlp.signals import Signal
-from handrail.runtime.connections import Gate
-from handrail.security.tls import ServerTls
-from handrail.security.tokens import Authenticator
+from handrail.otlp.signals import Consumer, Signal
 
 Take = Callable[[Signal, bytes], Awaitable[None]]
 """Takes over one encoded export request.
@@ -26,51 +21,17 @@ Raises ``Retryable`` when it cannot now, ``Rejected`` when it never will.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TapSettings:
-    """Where the tap listens and what it knows of the process beside it.
-
-    A port of None is off, 0 is a free one.
-    ``resource``: attributes added where absent, by name: role, instance, sender id, host id and host name.
-    """
-
-    grpc_host: str = "127.0.0.1"
-    grpc_port: int | None = 4317
-    http_host: str = "127.0.0.1"
-    http_port: int | None = 4318
-    resource: Mapping[str, str] = field(default_factory=dict)
-    max_body_bytes: int = MAX_BODY_BYTES
-    max_in_flight_bytes: int = 128 << 20
-    loopback_only: bool = True  # without TLS, and not named in `plaintext`
-    tls: ServerTls | None = None
-    guard: Authenticator | None = None
-    grpc_gate: Gate | None = None
-    http_gate: Gate | None = None
-
-
 class OtlpTap:
     """A source that passes batches on.
 
-    Raises ``ValueError`` for an address that may not be bound, or when both ports are off.
+    ``resource``: attributes added where absent, by name: role, instance, sender id, host id and host name.
+    ``serve``: makes the receiver whose consumer this is. Raises its ``ValueError``.
     """
 
-    def __init__(self, settings: TapSettings, take: Take) -> None:
-        self._resource = dict(settings.resource)
+    def __init__(self, take: Take, resource: Mapping[str, str], serve: Callable[[Consumer], OtlpServer]) -> None:
         self._take = take
-        self._server = OtlpServer(
-            self,
-            grpc=None if settings.grpc_port is None else (settings.grpc_host, settings.grpc_port),
-            http=None if settings.http_port is None else (settings.http_host, settings.http_port),
-            max_body_bytes=settings.max_body_bytes,
-            max_in_flight_bytes=settings.max_in_flight_bytes,
-            loopback_only=settings.loopback_only,
-            grpc_tls=settings.tls,
-            http_tls=settings.tls,
-            grpc_guard=settings.guard,
-            http_guard=settings.guard,
-            grpc_gate=settings.grpc_gate,
-            http_gate=settings.http_gate,
-        )
+        self._resource = dict(resource)
+        self._server = serve(self)
 
     @property
     def grpc_address(self) -> Address | None:

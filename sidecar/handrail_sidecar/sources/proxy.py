@@ -43,11 +43,12 @@ class ProxySource:
         *,
         clock: Callable[[], int] = time.monotonic_ns,
         wall: Callable[[], int] = time.time_ns,
+        stats: ProxyStats | None = None,
         live: LiveRequests | None = None,
         budget: DescriptorBudget | None = None,
     ) -> None:
         self.settings = settings
-        self.stats = ProxyStats()
+        self.stats = stats if stats is not None else ProxyStats()
         self.ticks = 0  # ticks that checked limits and postponed reads
         self.admission = Admission(budget, settings.max_streams)
         self.address = (settings.listen_host, settings.listen_port)
@@ -92,7 +93,7 @@ class ProxySource:
         """
         return self.admission.problem()
 
-    async def shutdown(self, drain_seconds: float | None = None) -> None:
+    async def shutdown(self, drain_seconds: float) -> None:
         """Stop listening, close idle connections and let exchanges end.
 
         After ``drain_seconds`` it aborts and records the rest.
@@ -109,11 +110,10 @@ class ProxySource:
         relay.draining = True
         for connection in tuple(relay.connections):
             connection.drain()
-        seconds = self.settings.drain_seconds if drain_seconds is None else drain_seconds
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(relay.empty.wait(), seconds)
+            await asyncio.wait_for(relay.empty.wait(), drain_seconds)
         if relay.connections:
-            log.warning("proxy aborts %d connections that did not end within %g s", len(relay.connections), seconds)
+            log.warning("proxy aborts %d connections that did not end within %g s", len(relay.connections), drain_seconds)
             for connection in tuple(relay.connections):
                 connection.abort()
             await relay.empty.wait()

@@ -19,8 +19,8 @@ from handrail.otlp.signals import Rejected, Retryable, Signal
 from handrail.records import Outcome, RequestCounts, Role
 from handrail.wire.counts import CountsExport, counts_request, read_counts
 from handrail.wire.exchange import resource_of
-from handrail_sidecar.app import make
 from handrail_sidecar.catalogue import everything
+from handrail_sidecar.components import make_sidecar
 
 EDGE = process(Role.EDGE)
 
@@ -89,5 +89,5 @@ async def test_one_that_is_refused_is_left_out(refusal: Exception) -> None:
 
 @pytest.mark.parametrize("role", list(Role))
 def test_only_an_edge_is_counted_over(role: Role) -> None:
-    made = make(replace(everything(), role=role))
-    assert (made.counts is not None) is (role is Role.EDGE)
+    made = make_sidecar(replace(everything(), role=role))
+    assert (made.find(CountsExport) is not None) is (role is Role.EDGE)

@@ -17,9 +17,8 @@ from handrail.kv_outcomes import FetchOutcome
 from handrail.metrics.catalogue import CatalogueMetric
 from handrail.metrics.registry import Registry
 from handrail.records import Outcome
-from handrail_sidecar.app import make
 from handrail_sidecar.catalogue import everything, sidecar_metrics
-from handrail_sidecar.live_metrics.sidecar_metrics import sidecar_rows
+from handrail_sidecar.components import make_sidecar
 from harness.alert_tools import needs_promtool
 from harness.metric_names import RESERVED_LABELS, naming_problems
 
@@ -28,7 +27,7 @@ BEGIN, END = "<!-- sidecar -->\n", "<!-- /sidecar -->"
 
 
 def fresh() -> Registry:
-    return Registry(sidecar_rows(make(everything())))
+    return Registry(make_sidecar(everything()).metrics)
 
 
 def test_the_page_has_every_metric(request: pytest.FixtureRequest) -> None:

@@ -32,9 +32,8 @@ from handrail.otlp.errors import ReceiverUnavailable
 from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.settings import ClientSettings
 from handrail.otlp.signals import Accepted, Signal
-from handrail_sidecar.app import make
 from handrail_sidecar.catalogue import everything
-from handrail_sidecar.live_metrics.sidecar_metrics import sidecar_rows
+from handrail_sidecar.components import make_sidecar
 from harness.rotel import missing, rotel
 from harness.skips import MISSING
 
@@ -109,9 +108,9 @@ def test_numbers_keep_their_names_and_say_since_when_they_count() -> None:
 
 
 def test_a_sidecar_uses_the_conventional_names_where_there_are_some() -> None:
-    made = make(everything())
+    made = make_sidecar(everything())
     made.live.first_token("m", 300_000_000, "ab" * 16)
-    found = metrics_of(pushing(sidecar_rows(made)).request())
+    found = metrics_of(pushing(made.metrics).request())
     assert {name for name in found if not name.startswith("handrail.")} == {
         "gen_ai.server.time_to_first_token",
         "gen_ai.server.time_per_output_token",
@@ -203,7 +202,7 @@ async def test_a_real_collector_takes_them_and_passes_them_on(tmp_path: Path, pr
     Every metric, point and bucket arrives as it was sent.
     """
     kept = Keeping()
-    made = make(everything())
+    made = make_sidecar(everything())
     for number in range(200):
         made.live.first_token("m", 10**6 * (number + 1), "ab" * 16)
         made.live.gaps_of("m").extend([10**6 * number])
@@ -211,7 +210,7 @@ async def test_a_real_collector_takes_them_and_passes_them_on(tmp_path: Path, pr
         port = ports.grpc_port if protocol == "grpc" else ports.http_port
         scheme = "grpc" if protocol == "grpc" else "http"
         pushed = OtlpMetrics(
-            sidecar_rows(made),
+            made.metrics,
             made.resource,
             lambda: OtlpClient(ClientSettings(endpoint=f"{scheme}://127.0.0.1:{port}")),
             60.0,

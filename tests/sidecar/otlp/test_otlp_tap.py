@@ -6,6 +6,7 @@ It acknowledges spans when the spool has them.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,18 +16,24 @@ import builders.replayed
 from doubles.otlp import RAW, Full, Keeping, span_bytes, traces
 from handrail.conventions import HOST_ID, INSTANCE, ROLE, SENDER_ID
 from handrail.otlp.client import OtlpClient
+from handrail.otlp.receiver.server import Address, OtlpServer
 from handrail.otlp.settings import ClientSettings
 from handrail.otlp.signals import Rejected, Retryable, Signal
-from handrail_sidecar.sources.otlp_tap import OtlpTap, TapSettings
+from handrail_sidecar.live_metrics.sidecar_metrics import tap_rows
+from handrail_sidecar.sources.otlp_tap import OtlpTap, Take
 
 RESOURCE = {ROLE: "decode", INSTANCE: "127.0.0.1:8200", SENDER_ID: "ab" * 16, HOST_ID: "cd" * 16, "host.name": "d0"}
-ANY_PORT = TapSettings(grpc_port=0, http_port=0, resource=RESOURCE)
+LOOPBACK = ("127.0.0.1", 0)
+
+
+def tap_of(take: Take, *, grpc: Address | None = LOOPBACK, http: Address | None = LOOPBACK) -> OtlpTap:
+    return OtlpTap(take, RESOURCE, partial(OtlpServer, grpc=grpc, http=http, loopback_only=True))
 
 
 @pytest.fixture(params=["grpc", "http"])
 async def pair(request: pytest.FixtureRequest) -> AsyncIterator[tuple[OtlpTap, OtlpClient, Keeping]]:
     kept = Keeping()
-    tap = OtlpTap(ANY_PORT, kept.consume)
+    tap = tap_of(kept.consume)
     await tap.start()
     address = tap.grpc_address if request.param == "grpc" else tap.http_address
     assert address is not None
@@ -64,9 +71,24 @@ async def test_c05_no_span_is_seen_before_one_comes(pair: tuple[OtlpTap, OtlpCli
     assert tap.stats.requests[Signal.TRACES] == 1
 
 
+async def test_rows_made_before_the_start_count_what_the_tap_takes() -> None:
+    kept = Keeping()
+    tap = tap_of(kept.consume, grpc=None)
+    rows = {row.name: row for row in tap_rows(tap)}
+    await tap.start()
+    assert tap.http_address is not None
+    client = OtlpClient(ClientSettings(endpoint=f"http://127.0.0.1:{tap.http_address[1]}"))
+    await client.send(Signal.TRACES, traces().SerializeToString())
+    await client.send(Signal.TRACES, RAW[0].read_bytes())
+    assert tap.spans_seen > 0
+    assert rows["handrail_sidecar_tap_items"].read() == {("traces",): tap.spans_seen, ("metrics",): 0, ("logs",): 0}
+    await client.close()
+    await tap.shutdown(1.0)
+
+
 async def test_a_full_spool_is_reported_to_the_engine() -> None:
     full = Full()
-    tap = OtlpTap(TapSettings(grpc_port=None, http_port=0, resource=RESOURCE), full.consume)
+    tap = tap_of(full.consume, grpc=None)
     await tap.start()
     assert tap.http_address is not None
     client = OtlpClient(ClientSettings(endpoint=f"http://127.0.0.1:{tap.http_address[1]}"))
@@ -82,25 +104,24 @@ async def test_a_full_spool_is_reported_to_the_engine() -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.7", "::", "example.org", ""])
-@pytest.mark.parametrize("which", ["grpc_host", "http_host"])
+@pytest.mark.parametrize("which", ["grpc", "http"])
 def test_anything_but_loopback_is_refused(host: str, which: str) -> None:
-    settings = TapSettings(grpc_host=host) if which == "grpc_host" else TapSettings(http_host=host)
     with pytest.raises(ValueError, match=r"anyone who reaches this port.*valid: 127\.0\.0\.1, ::1, localhost"):
-        OtlpTap(settings, Keeping().consume)
+        tap_of(Keeping().consume, **{which: (host, 0)})
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "[::1]", "localhost", "LOCALHOST"])
 def test_loopback_in_its_spellings(host: str) -> None:
-    OtlpTap(TapSettings(grpc_host=host, http_host=host), Keeping().consume)
+    tap_of(Keeping().consume, grpc=(host, 0), http=(host, 0))
 
 
 def test_a_tap_needs_a_port() -> None:
     with pytest.raises(ValueError, match="at least one of grpc and http"):
-        OtlpTap(TapSettings(grpc_port=None, http_port=None), Keeping().consume)
+        tap_of(Keeping().consume, grpc=None, http=None)
 
 
 async def test_shutdown_without_start_and_twice() -> None:
-    tap = OtlpTap(ANY_PORT, Keeping().consume)
+    tap = tap_of(Keeping().consume)
     await tap.shutdown(1.0)
     await tap.start()
     await tap.shutdown(1.0)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from handrail.otlp.signals import Accepted, Signal
 from handrail.security.tls import ServerTls, client_identity
 from handrail.security.tokens import Authenticator, tokens
 from handrail_doctor.gather.reachability import export_nothing
-from handrail_sidecar.sources.otlp_tap import OtlpTap, TapSettings
+from handrail_sidecar.sources.otlp_tap import OtlpTap
 from harness.certs import DAY, Authority, Files, now, replace
 
 BATCH = traces(span(1), span(2)).SerializeToString()
@@ -321,8 +322,17 @@ async def test_the_tap_and_the_doctor(protocol: str, ca: Authority, tmp_path: Pa
     files, kept = ca.files("server"), Keeping()
     guard = Authenticator("tap", tokens(tmp_path / "tokens", use="tokens", setting="auth.token_file"))
     tls = ServerTls(files.cert, files.key)
-    settings = TapSettings(grpc_port=0, http_port=0, loopback_only=False, grpc_host="0.0.0.0", tls=tls, guard=guard)
-    tap = OtlpTap(settings, kept.consume)
+    serve = partial(
+        OtlpServer,
+        grpc=("0.0.0.0", 0),
+        http=("127.0.0.1", 0),
+        loopback_only=False,
+        grpc_tls=tls,
+        http_tls=tls,
+        grpc_guard=guard,
+        http_guard=guard,
+    )
+    tap = OtlpTap(kept.consume, {}, serve)
     await tap.start()
     try:
         address = tap.grpc_address if protocol == "grpcs" else tap.http_address
