@@ -54,10 +54,10 @@ from handrail_sidecar.engine_metrics.report import schema_notes
 from handrail_sidecar.export.evidence import EvidenceExport
 from handrail_sidecar.export.exporter import Exporter, ExportSettings
 from handrail_sidecar.export.resource import own_resource
-from handrail_sidecar.proxy.chunked import BadChunkError, ChunkedBody, encode
 from handrail_sidecar.proxy.exchange_observer import EndReason
 from handrail_sidecar.proxy.head import END, HeadProbe, MalformedHeadError, RequestHead, parse_head
 from handrail_sidecar.proxy.relay import Relay
+from handrail_sidecar.proxy.request_framing import BadChunkError, ChunkedBody, encode
 from handrail_sidecar.proxy.response import ResponseWatch
 from handrail_sidecar.proxy.response_reader import End, ResponseReader
 from handrail_sidecar.proxy.settings import ProxySettings

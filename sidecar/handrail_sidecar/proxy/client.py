@@ -7,30 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import json
-import re
 import socket
-import struct
 from enum import Enum
 from typing import cast
 
-from handrail.wal.filesystem import OUT_OF_DESCRIPTORS
-from handrail_sidecar.proxy.chunked import LAST, BadChunkError, ChunkedBody, encode
+from handrail_sidecar.proxy.connection_end import ConnectionEnd, error_answer, limit_unsent
 from handrail_sidecar.proxy.exchange_observer import EndReason, ExchangeObserver
 from handrail_sidecar.proxy.head import HeadReader, HeadTooLongError, MalformedHeadError, RequestHead
 from handrail_sidecar.proxy.relay import Relay
-from handrail_sidecar.proxy.upstream import BUFFER_BYTES, UpstreamSide
-
-UNSENT_BYTES = 4096
-"""TCP_NOTSENT_LOWAT of client sockets, in bytes.
-
-It is how much unsent data the kernel takes before a write counts as blocked. Without it the kernel takes up to 4 MiB, a
-whole answer, for a client that has stopped reading.
-"""
-
-LINGER_S = 2.0  # seconds that a refused client may go on sending before the cut; closing at once would reset the answer
-FLUSH_S = 60.0  # seconds that a closing connection waits for a client that takes nothing
+from handrail_sidecar.proxy.request_framing import BadChunkError, ChunkedBody, LengthBody
+from handrail_sidecar.proxy.upstream import BUFFER_BYTES, UpstreamSide, connect
 
 
 class _Phase(Enum):
@@ -38,8 +24,7 @@ class _Phase(Enum):
 
     HEAD = "head"  # idle, or the head is incomplete
     CONNECT = "connect"  # first request, upstream not connected yet
-    LENGTH = "length"  # body of known length
-    CHUNKED = "chunked"
+    BODY = "body"  # the rest of the request's body is due
     ANSWER = "answer"  # request sent whole, response outstanding
     TUNNEL = "tunnel"  # after 101: bytes both ways
     LINGER = "linger"  # answered by the proxy; what still comes is discarded
@@ -47,22 +32,8 @@ class _Phase(Enum):
 
 
 REFUSED_HEAD_S = 2.0  # seconds that a client without a stream has for the head of the request that is refused
-RETRY_AFTER_S = 1
-
-_NO_SOCKET = OUT_OF_DESCRIPTORS | {errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}  # the last: no local port is left
 
 _WAITING = (_Phase.CONNECT, _Phase.ANSWER)
-
-_REASONS = {
-    400: "Bad Request",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    413: "Content Too Large",
-    431: "Request Header Fields Too Large",
-    502: "Bad Gateway",
-    503: "Service Unavailable",
-    504: "Gateway Timeout",
-}
 
 
 class ClientSide(asyncio.Protocol):
@@ -94,15 +65,13 @@ class ClientSide(asyncio.Protocol):
         self._pending_unix_ns = 0
         self._heads = HeadReader(relay.settings.max_head_bytes)
         self._prefix = b""  # a head that waits for the first piece of its body, to go out in one write
-        self._left = 0
-        self._body_bytes = 0
-        self._chunks: ChunkedBody | None = None
+        self._body: LengthBody | ChunkedBody = LengthBody(0)
         self._head_only = False
         self._reading_paused = False
         self._delivery_awaited = False
         self._response_end_ns = 0
         self._connecting: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._end: ConnectionEnd
 
     # --- asyncio.Protocol -------------------------------------------------------------------------------------------------
 
@@ -111,6 +80,7 @@ class ClientSide(asyncio.Protocol):
         # High water 0: asyncio reports every byte that the kernel did not take; write_blocked_ns is made of that. Over TLS the
         # mark itself counts as above it, so 0 would report an empty buffer.
         transport.set_write_buffer_limits(high=0 if self.relay.settings.tls is None else 1)
+        self._end = ConnectionEnd(transport, self._socket)
         self.opened = True
         self._waiting_ns = self.relay.clock()
         self._admitted = self._owed = self.relay.stream()
@@ -124,9 +94,9 @@ class ClientSide(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.relay.stats.client_bytes += len(data)
         self._read_ns = self.relay.clock()
-        phase = self._phase
-        if phase is _Phase.LENGTH and len(data) <= self._left and not self._pending:
-            self._pass_length(data)
+        phase, body = self._phase, self._body
+        if phase is _Phase.BODY and isinstance(body, LengthBody) and len(data) <= body.left and not self._pending:
+            self._pass_body(body.feed(data)[0])
         elif phase is _Phase.TUNNEL:
             assert self.upstream is not None
             self.upstream.transport.write(data)
@@ -169,8 +139,7 @@ class ClientSide(asyncio.Protocol):
             self.flight = None
         if self._connecting is not None:
             self._connecting.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._end.over()
         if self.upstream is not None:
             self.upstream.transport.abort()
         self.relay.stats.open_connections -= 1
@@ -211,10 +180,8 @@ class ClientSide(asyncio.Protocol):
             if self._phase is _Phase.HEAD:
                 if not self._take_head():
                     return
-            elif self._phase is _Phase.LENGTH:
-                self._take_length()
-            elif self._phase is _Phase.CHUNKED:
-                self._take_chunks()
+            elif self._phase is _Phase.BODY:
+                self._take_body()
             else:
                 return
 
@@ -243,9 +210,7 @@ class ClientSide(asyncio.Protocol):
         self.flight = self.relay.begin(head, self._pending_ns, self._pending_unix_ns)
         self.response_done = False
         self._delivery_awaited = False
-        self._body_bytes = 0
-        self._left = head.content_length or 0
-        self._chunks = ChunkedBody() if head.chunked else None
+        self._body = ChunkedBody() if head.chunked else LengthBody(head.content_length or 0)
         self._head_only = head.method == b"HEAD"
         self._last = head.last
         if not self._admitted:
@@ -253,7 +218,7 @@ class ClientSide(asyncio.Protocol):
         if not self._admitted:
             self._refuse_stream("streams")
             return False
-        if self._too_large(self._left):
+        if self._too_large():
             return False
         if self.upstream is None:
             self._phase = _Phase.CONNECT
@@ -268,49 +233,33 @@ class ClientSide(asyncio.Protocol):
         assert self.upstream is not None
         self.upstream.expect(self.flight, self._head_only)
         self.flight.forwarded_ns = self.relay.clock()
-        if self._chunks is None and not self._left:
+        if self._body.done:
             self.upstream.transport.write(self.flight.head_out)
             self._request_done()
             return
-        self._phase = _Phase.LENGTH if self._chunks is None else _Phase.CHUNKED
+        self._phase = _Phase.BODY
         if self._pending:
             self._prefix = self.flight.head_out
         else:
             self.upstream.transport.write(self.flight.head_out)
 
-    def _take_length(self) -> None:
-        piece = bytes(self._pending[: self._left])
-        del self._pending[: len(piece)]
-        self._pass_length(piece)
-
-    def _pass_length(self, piece: bytes) -> None:
-        assert self.flight is not None
-        self._left -= len(piece)
-        self._send(piece)
-        self.flight.request_body(piece)
-        if not self._left:
-            self._request_done()
-
-    def _take_chunks(self) -> None:
-        assert self.flight is not None
-        assert self._chunks is not None
+    def _take_body(self) -> None:
         try:
-            pieces, taken = self._chunks.feed(bytes(self._pending))
+            pieces, taken = self._body.feed(bytes(self._pending))
         except BadChunkError as error:
             self.relay.stats.protocol_errors += 1
             self._give_up(400, "bad_request", str(error), EndReason.CLIENT_GONE)
             return
         del self._pending[:taken]
-        self._body_bytes += sum(map(len, pieces))
-        if self._too_large(self._body_bytes):
-            return
-        out = [encode(piece) for piece in pieces]
-        if self._chunks.done:
-            out += (LAST, self._chunks.trailers, b"\r\n")
-        self._send(b"".join(out))
+        if not self._too_large():
+            self._pass_body(pieces)
+
+    def _pass_body(self, pieces: list[bytes]) -> None:
+        assert self.flight is not None
+        self._send(self._body.framed(pieces))
         for piece in pieces:
             self.flight.request_body(piece)
-        if self._chunks.done:
+        if self._body.done:
             self._request_done()
 
     def _send(self, data: bytes) -> None:
@@ -320,9 +269,9 @@ class ClientSide(asyncio.Protocol):
         if data:
             self.upstream.transport.write(data)
 
-    def _too_large(self, body_bytes: int) -> bool:
+    def _too_large(self) -> bool:
         limit = self.relay.settings.max_body_bytes
-        if limit is None or body_bytes <= limit:
+        if limit is None or self._body.size <= limit:
             return False
         self.relay.stats.refused_bodies += 1
         self._give_up(413, "content_too_large", f"the request's body is longer than {limit} bytes", EndReason.REFUSED)
@@ -355,38 +304,24 @@ class ClientSide(asyncio.Protocol):
     # --- upstream ---------------------------------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
-        settings, loop = self.relay.settings, asyncio.get_running_loop()
-        # Not wait_for: before Python 3.12 it makes a second task, on the way of every first request.
-        timer = loop.call_later(settings.connect_timeout_s, self._connect_timed_out)
-        admission, upstream = self.relay.admission, UpstreamSide(self)
+        settings, admission, upstream = self.relay.settings, self.relay.admission, UpstreamSide(self)
         admission.opening()  # its socket is among the descriptors from here on, not only once the connection is there
         self._owed = False
         try:
-            await loop.create_connection(lambda: upstream, settings.upstream_host, settings.upstream_port)
-        except ConnectionRefusedError:
-            self._unreachable(502, "bad_gateway", "refused the connection", "connection_refused")
-        except (OSError, ValueError) as error:  # ValueError: a host name that cannot be looked up
-            if isinstance(error, OSError) and _numbers(error) & _NO_SOCKET:
-                self._refuse_stream("descriptors")
-            else:
-                self._unreachable(502, "bad_gateway", f"cannot be reached ({type(error).__name__})", "unreachable")
+            failure = await connect(upstream, settings)
         finally:
             if not upstream.counted:
                 admission.disconnected()
-            timer.cancel()
             self._connecting = None
-
-    def _connect_timed_out(self) -> None:
-        if self._connecting is not None:
-            self._connecting.cancel()
-            what = f"did not take the connection within {self.relay.settings.connect_timeout_s:g} s"
-            self._unreachable(504, "gateway_timeout", what, "connect_timeout")
-
-    def _unreachable(self, status: int, kind: str, what: str, error_type: str) -> None:
+        if failure is None:
+            return
+        if failure.status == 503:
+            self._refuse_stream(failure.error_type)
+            return
         self.relay.stats.connect_failures += 1
         if self.flight is not None:
-            self.flight.error_type = error_type
-        self._give_up(status, kind, f"upstream {self.relay.settings.upstream} {what}", EndReason.UNREACHABLE)
+            self.flight.error_type = failure.error_type
+        self._give_up(failure.status, failure.kind, f"upstream {settings.upstream} {failure.what}", EndReason.UNREACHABLE)
 
     def connected(self, upstream: UpstreamSide) -> bool:
         """Note that the upstream connection is open; False when it is no longer needed.
@@ -401,7 +336,7 @@ class ClientSide(asyncio.Protocol):
         self._send_head()
         self._advance()
         self.regulate()
-        _limit_unsent(self._socket)  # before the first answer, but after the first request went out
+        limit_unsent(self._socket)  # before the first answer, but after the first request went out
         return True
 
     def upstream_lost(self, exc: Exception | None, *, until_close: bool, opaque: bool) -> None:
@@ -416,7 +351,7 @@ class ClientSide(asyncio.Protocol):
         if flight is None:
             self._close()
         elif self.response_done:
-            if self._phase in (_Phase.LENGTH, _Phase.CHUNKED):
+            if self._phase is _Phase.BODY:
                 self._linger()  # it answered early and hung up; the client still sends and must be able to read the answer
             else:
                 self._close()
@@ -529,7 +464,7 @@ class ClientSide(asyncio.Protocol):
             since = max(self._waiting_ns, self._pending_ns) if self._pending else self._waiting_ns
             if now - since >= limit_s * 1e9:
                 self._head_timed_out(limit_s)
-        elif phase in (_Phase.LENGTH, _Phase.CHUNKED) and not self._reading_paused:
+        elif phase is _Phase.BODY and not self._reading_paused:
             answered_ns = self.flight.last_read_ns if self.flight is not None else None
             if now - max(self._read_ns, answered_ns or 0) >= settings.idle_timeout_s * 1e9:
                 self.relay.stats.timeouts["body"] += 1
@@ -627,13 +562,8 @@ class ClientSide(asyncio.Protocol):
             self.upstream.transport.abort()
 
     def _answer(self, status: int, kind: str, message: str) -> None:
-        body = json.dumps({"error": {"message": f"handrail: {message}", "type": kind, "code": status}}).encode()
-        retry = f"Retry-After: {RETRY_AFTER_S}\r\n" if status == 503 else ""
-        head = (
-            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: application/json\r\n{retry}"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        ).encode()
-        self.transport.write(head if self._head_only and self.flight is not None else head + body)
+        head_only = self._head_only and self.flight is not None
+        self.transport.write(error_answer(status, kind, message, head_only=head_only))
         self._linger()
 
     def _linger(self) -> None:
@@ -642,10 +572,7 @@ class ClientSide(asyncio.Protocol):
         if self._reading_paused:
             self._reading_paused = False
             self.transport.resume_reading()
-        if self.transport.can_write_eof():
-            with contextlib.suppress(OSError):  # the client is gone already
-                self.transport.write_eof()
-        self._timer = asyncio.get_running_loop().call_later(LINGER_S, self.transport.abort)
+        self._end.linger()
 
     def _close(self) -> None:
         if self._phase is _Phase.CLOSED or self.transport.is_closing():
@@ -654,10 +581,7 @@ class ClientSide(asyncio.Protocol):
         self.unused_ns = None
         if self.upstream is not None:
             self.upstream.transport.abort()
-        self.transport.close()
-        if self.transport.get_write_buffer_size():
-            # Nothing more can be delivered, so the end must not look like that of a whole answer.
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._reset)
+        self._end.close()
 
     def _close_after_last(self) -> None:
         """Close after the last request: the client asked for the end of the connection.
@@ -693,25 +617,5 @@ class ClientSide(asyncio.Protocol):
             self._close()
 
     def _reset(self) -> None:
-        """Send TCP RST, also under TLS, in place of a close_notify."""
-        with contextlib.suppress(OSError):
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._phase = _Phase.CLOSED
-        self.transport.abort()
-
-
-def _limit_unsent(connection: socket.socket) -> None:
-    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
-    if option is not None:
-        with contextlib.suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
-
-
-def _numbers(error: OSError) -> set[int]:
-    """Error numbers of ``error``, or of all attempts to connect.
-
-    asyncio joins the texts of the attempts when a host name has several addresses.
-    """
-    if error.errno is not None:
-        return {error.errno}
-    return {int(number) for number in re.findall(r"\[Errno (\d+)\]", str(error))}
+        self._end.reset()

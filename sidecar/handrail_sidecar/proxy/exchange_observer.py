@@ -18,7 +18,6 @@ from handrail_sidecar.proxy.head import RequestHead, rewrite
 from handrail_sidecar.proxy.request_body import RequestFacts, RequestInspector, operation_of
 from handrail_sidecar.proxy.response import Body
 from handrail_sidecar.proxy.response_reader import End, ResponseReader, StreamFacts
-from handrail_sidecar.proxy.settings import ProxySettings
 from handrail_sidecar.proxy.stats import ProxyStats
 
 CLIENT_SLOW_NS = 100_000_000
@@ -99,14 +98,17 @@ def observed_operation(head: RequestHead) -> str | None:
     return operation_of(head.path) if head.method == b"POST" else None
 
 
-def identify(head: RequestHead, settings: ProxySettings, *, observed: bool) -> RequestIdentity:
+def identify(
+    head: RequestHead, *, add_request_id: bool = False, set_trace_context: bool = False, exported: bool = False
+) -> RequestIdentity:
     """Choose a request's ids and the head that goes upstream (DESIGN section 4).
 
-    Requests that are not observed are not changed.
+    ``add_request_id``: where it has none. ``set_trace_context``: its ``traceparent`` becomes ours. ``exported``: a trace that
+    starts here may be sampled.
     """
     inbound = trace_context.extract(head.headers)
     raw_id = head.first(b"x-request-id")
-    added = observed and raw_id is None and settings.request_id == "add"
+    added = add_request_id and raw_id is None
     if added:
         raw_id = identity.new_request_id().encode()
     key = None
@@ -114,8 +116,7 @@ def identify(head: RequestHead, settings: ProxySettings, *, observed: bool) -> R
         key = identity.request_key(raw_id.decode("utf-8", "surrogateescape"), identity.IdOrigin.CLIENT).key
         if not identity.joinable(key):  # the value of a counter would put unrelated requests into one trace
             key = None
-    ids, origin = trace_context.continue_from(inbound, key, exported=settings.engine_exports_to_us)
-    replace = observed and settings.trace_context == "set"
+    ids, origin = trace_context.continue_from(inbound, key, exported=exported)
     return RequestIdentity(
         ids=ids,
         origin=origin,
@@ -124,7 +125,7 @@ def identify(head: RequestHead, settings: ProxySettings, *, observed: bool) -> R
         request_id_added=added,
         head_out=rewrite(
             head,
-            traceparent=trace_context.format_traceparent(ids) if replace else None,
+            traceparent=trace_context.format_traceparent(ids) if set_trace_context else None,
             request_id=raw_id if added else None,
         ),
     )

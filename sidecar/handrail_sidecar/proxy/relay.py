@@ -171,19 +171,24 @@ class Relay:
     def begin(self, head: RequestHead, arrival_ns: int, arrival_unix_ns: int) -> ExchangeObserver:
         """Start to observe one request and choose its head for the upstream."""
         self.stats.requests += 1
-        operation = observed_operation(head)
-        if operation is None:
-            self.stats.passed += 1
-        who = identify(head, self.settings, observed=operation is not None)
+        operation, settings = observed_operation(head), self.settings
+        observed = operation is not None
+        self.stats.passed += not observed
+        who = identify(
+            head,
+            add_request_id=observed and settings.request_id == "add",
+            set_trace_context=observed and settings.trace_context == "set",
+            exported=settings.engine_exports_to_us,
+        )
         flight = ExchangeObserver(
-            process=self.settings.process,
+            process=settings.process,
             head=head,
             identity=who,
             operation=operation,
             arrival_ns=arrival_ns,
             arrival_unix_ns=arrival_unix_ns,
             stats=self.stats,
-            live=self._live.begin(who.ids.trace_id) if self._live is not None and operation is not None else None,
+            live=self._live.begin(who.ids.trace_id) if self._live is not None and observed else None,
         )
         raw = flight.raw_request_id
         if raw is not None:

@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import re
 import socket
-from typing import Protocol, cast
+from dataclasses import dataclass
+from typing import Final, Protocol, cast
 
 from handrail.records import Hint
+from handrail.wal.filesystem import OUT_OF_DESCRIPTORS
 from handrail_sidecar.proxy.exchange_observer import ExchangeObserver
 from handrail_sidecar.proxy.relay import Relay
 from handrail_sidecar.proxy.response import ResponseWatch
+from handrail_sidecar.proxy.settings import ProxySettings
 
 BUFFER_BYTES = 65536
 """Most bytes that wait in user space for a peer that takes nothing.
 
 The one read that crossed the mark comes on top (uvloop: 256 KiB).
 """
+
+
+_NO_SOCKET: Final = OUT_OF_DESCRIPTORS | {errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}  # the last: no local port is left
 
 
 class ClientConnection(Protocol):
@@ -45,6 +53,19 @@ class ClientConnection(Protocol):
     def unsolicited(self) -> None: ...
 
     def regulate(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectFailure:
+    """Why there is no connection to the upstream, and what the client is told.
+
+    ``status`` 503: this process or its host has no socket for it.
+    """
+
+    status: int
+    kind: str
+    what: str
+    error_type: str
 
 
 class UpstreamSide(asyncio.Protocol):
@@ -157,3 +178,43 @@ class UpstreamSide(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.blocked = False
         self._client.regulate()
+
+
+async def connect(upstream: UpstreamSide, settings: ProxySettings) -> ConnectFailure | None:
+    """Open the connection of ``upstream``; it calls ``ClientConnection.connected`` when it is there."""
+    loop, task, expired = asyncio.get_running_loop(), asyncio.current_task(), False
+
+    def expire() -> None:
+        nonlocal expired
+        assert task is not None
+        expired = True
+        task.cancel()
+
+    # Not wait_for: before Python 3.12 it makes a second task, on the way of every first request.
+    timer = loop.call_later(settings.connect_timeout_s, expire)
+    try:
+        await loop.create_connection(lambda: upstream, settings.upstream_host, settings.upstream_port)
+    except asyncio.CancelledError:
+        if not expired:
+            raise
+        what = f"did not take the connection within {settings.connect_timeout_s:g} s"
+        return ConnectFailure(504, "gateway_timeout", what, "connect_timeout")
+    except ConnectionRefusedError:
+        return ConnectFailure(502, "bad_gateway", "refused the connection", "connection_refused")
+    except (OSError, ValueError) as error:  # ValueError: a host name that cannot be looked up
+        if isinstance(error, OSError) and _numbers(error) & _NO_SOCKET:
+            return ConnectFailure(503, "overloaded", "has no socket", "descriptors")
+        return ConnectFailure(502, "bad_gateway", f"cannot be reached ({type(error).__name__})", "unreachable")
+    finally:
+        timer.cancel()
+    return None
+
+
+def _numbers(error: OSError) -> set[int]:
+    """Error numbers of ``error``, or of all attempts to connect.
+
+    asyncio joins the texts of the attempts when a host name has several addresses.
+    """
+    if error.errno is not None:
+        return {error.errno}
+    return {int(number) for number in re.findall(r"\[Errno (\d+)\]", str(error))}

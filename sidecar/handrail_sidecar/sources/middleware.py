@@ -17,7 +17,6 @@ from handrail_sidecar.plugin_merge.bounds import Bounded
 from handrail_sidecar.proxy.exchange_observer import EndReason, ExchangeObserver, identify, observed_operation
 from handrail_sidecar.proxy.head import RequestHead
 from handrail_sidecar.proxy.response import Body
-from handrail_sidecar.proxy.settings import ProxySettings
 from handrail_sidecar.proxy.stats import ProxyStats
 
 MAX_OPEN: Final = 10_000
@@ -48,17 +47,6 @@ class MiddlewareExchanges:
         self.open: Bounded[_OpenExchange] = Bounded(MAX_OPEN)
         self.unmatched = 0
         self._process = process
-        # those of a proxy that changes nothing; only the settings of identity are used
-        self._settings = ProxySettings(
-            listen_host="",
-            listen_port=0,
-            upstream_host="engine",
-            upstream_port=0,
-            role=process.role,
-            process=process,
-            trace_context="pass",
-            request_id="pass",
-        )
 
     def hear(self, boot: str, name: str, at_ns: int, offset_ns: int, v: Mapping[str, Any]) -> Exchange | None:
         """Take one event; return the exchange if the event ends it."""
@@ -111,7 +99,7 @@ class MiddlewareExchanges:
             chunked=False,
         )
         self.stats.requests += 1
-        who, operation = identify(head, self._settings, observed=False), observed_operation(head)
+        who, operation = identify(head), observed_operation(head)
         observation = ExchangeObserver(
             process=self._process,
             head=head,

@@ -20,7 +20,6 @@ from handrail_sidecar.live_metrics.slo import RequestObjectives
 from handrail_sidecar.proxy.exchange_observer import EndReason, ExchangeObserver, identify, observed_operation
 from handrail_sidecar.proxy.head import parse_head
 from handrail_sidecar.proxy.response import Body
-from handrail_sidecar.proxy.settings import ProxySettings
 from handrail_sidecar.proxy.stats import ProxyStats
 
 MS, S = 10**6, 10**9
@@ -48,10 +47,7 @@ class Request:
             b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
             + f"Content-Length: {len(data)}\r\n\r\n".encode()
         )
-        settings = ProxySettings(
-            listen_host="h", listen_port=0, upstream_host="h", upstream_port=1, role=Role.EDGE, process=PROCESS
-        )
-        who = identify(head, settings, observed=True)
+        who = identify(head, add_request_id=True, set_trace_context=True)
         self.stats = ProxyStats()
         self.observation = ExchangeObserver(
             process=PROCESS,

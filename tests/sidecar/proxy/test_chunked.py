@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail_sidecar.proxy.chunked import LAST, BadChunkError, ChunkedBody, encode
+from handrail_sidecar.proxy.request_framing import LAST, BadChunkError, ChunkedBody, encode
 
 HEAD = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 

@@ -1,8 +1,9 @@
-"""Decode the chunked transfer coding of a request body, strictly.
+"""Read where a request's body ends, and frame it for the upstream.
 
-Source: RFC 9112 section 7.1. llhttp reads request heads and responses, but it reports neither where in a read a body ended
-(the pipelined request behind it needs that) nor the bytes between chunks. So the proxy decodes these bodies here and sends
-them on in chunks of its own: odd framing never leaves the proxy. A property test compares this decoder with llhttp.
+A body of known length passes as it came. The chunked transfer coding is decoded strictly (RFC 9112 section 7.1). llhttp reads
+request heads and responses, but it reports neither where in a read a body ended (the pipelined request behind it needs that)
+nor the bytes between chunks. So the proxy decodes these bodies here and sends them on in chunks of its own: odd framing never
+leaves the proxy. A property test compares this decoder with llhttp.
 """
 
 from __future__ import annotations
@@ -21,15 +22,42 @@ class BadChunkError(Exception):
     """Broken framing; nothing after it can be trusted."""
 
 
+class LengthBody:
+    """A body of known length.
+
+    ``size``: that length. ``left``: what of it has not come.
+    """
+
+    __slots__ = ("left", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = self.left = size
+
+    @property
+    def done(self) -> bool:
+        return not self.left
+
+    def feed(self, data: bytes) -> tuple[list[bytes], int]:
+        """Return the pieces of body in ``data`` and the number of bytes taken."""
+        piece = data[: self.left]
+        self.left -= len(piece)
+        return [piece], len(piece)
+
+    def framed(self, pieces: list[bytes]) -> bytes:
+        """``pieces`` as they go to the upstream."""
+        return b"".join(pieces)
+
+
 class ChunkedBody:
     """Decode one chunked body.
 
-    It holds at most one unfinished line and the trailers. It hands out body bytes as they come.
+    It holds at most one unfinished line and the trailers. It hands out body bytes as they come. ``size``: of those so far.
     """
 
-    __slots__ = ("_in_data", "_left", "_line", "_trailer_bytes", "_trailers", "done")
+    __slots__ = ("_in_data", "_left", "_line", "_trailer_bytes", "_trailers", "done", "size")
 
     def __init__(self) -> None:
+        self.size = 0
         self._left = 0  # bytes of the open chunk still to come
         self._in_data = False  # inside a chunk's data or the line end behind it
         self._line = bytearray()
@@ -53,6 +81,7 @@ class ChunkedBody:
             if self._left:
                 piece = data[at : at + self._left]
                 pieces.append(piece)
+                self.size += len(piece)
                 self._left -= len(piece)
                 at += len(piece)
                 continue
@@ -70,6 +99,13 @@ class ChunkedBody:
             self._line.clear()
             self._take(line)
         return pieces, at
+
+    def framed(self, pieces: list[bytes]) -> bytes:
+        """``pieces`` as they go to the upstream: in chunks of our own, and the end with its trailers."""
+        out = [encode(piece) for piece in pieces]
+        if self.done:
+            out += (LAST, self.trailers, b"\r\n")
+        return b"".join(out)
 
     def _take(self, line: bytes) -> None:
         if self._trailers is not None:
