@@ -1,15 +1,15 @@
 """Check matchers as PromQL writes them between braces.
 
-It finds what Prometheus would refuse.
-Source: the lexer and ``util/strutil`` of Prometheus 2.42 (strings), ``re2.py`` (regular expressions).
+It finds what Prometheus would refuse. RE2 compiles regular expressions, since Prometheus runs Go's port of RE2; the two differ
+only in three rare patterns (tests/alerts/test_selector.py compares them with promtool). ``promql-parser`` was weighed for the
+whole check; it compiles patterns with Rust's ``regex``, which is another dialect.
+Source of the strings: the lexer and ``util/strutil`` of Prometheus 2.42.
 """
 
 from __future__ import annotations
 
 import re
 from typing import Final
-
-from handrail_alerts.re2 import refusal
 
 LABEL: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STRING: Final = r"""(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|`[^`]*`)"""
@@ -37,6 +37,20 @@ def refused(selector: str) -> str:
             return f"the value of {label} {error}"
         if operator.endswith("~") and (reason := refusal(value)):
             return f"the value of {label} is no regular expression of Prometheus' (RE2): {reason}"
+    return ""
+
+
+def refusal(pattern: str) -> str:
+    """Return why Prometheus would refuse ``pattern`` as a regular expression; '' where it would accept it."""
+    import re2  # here: of the extra ``alerts``, and only a selector with a pattern needs it
+
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        for text in (pattern, f"^(?:{pattern})$"):  # Prometheus compiles both
+            re2.compile(text, options)
+    except re2.error as error:
+        return str(error.args[0].decode())
     return ""
 
 

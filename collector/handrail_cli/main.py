@@ -69,7 +69,7 @@ COMMANDS: Final = {
         "handrail_cli.commands.doctor", "check a prefill/decode pair before traffic; predict its hand-off", "sidecar"
     ),
     "alerts": Command(
-        "handrail_cli.commands.alerts", "make Prometheus' alert rules from a file of objectives, and check it", "sidecar"
+        "handrail_cli.commands.alerts", "make Prometheus' alert rules from a file of objectives, and check it", "alerts"
     ),
     "dashboards": Command("handrail_cli.commands.dashboards", "write the Grafana dashboards as files", "sidecar"),
     "config": Command("handrail_cli.commands.config", "check a configuration file", "sidecar"),

@@ -1,7 +1,8 @@
 """Fill one configuration dataclass from a YAML file and flags, and check it.
 
 A configuration class is a frozen dataclass whose fields are made by ``setting(...)`` (a value) or ``section(...)`` (a nested
-class). One declaration there drives the file's keys, the flags, the check and the reference page. It may have two methods:
+class). A ``setting`` of type ``tuple[C, ...]``, where ``C`` is such a class, is a list of sections; only a file can hold it.
+One declaration there drives the file's keys, the flags, the check and the reference page. It may have two methods:
 ``cross_check()`` yields the problems that no single field shows, ``resolved()`` returns the configuration with those defaults
 filled in that follow from other values; both run only when every field is valid by itself.
 
@@ -121,10 +122,13 @@ class Key:
     optional: bool
     many: str  # "" | "list" | "mapping"
     default: Any  # dataclasses.MISSING where it must be given
+    section: type | None = None  # of a list of sections: the class of each
 
     @property
     def flag(self) -> str | None:
         """Command-line flag; None for a key that only the file may set."""
+        if self.section is not None:
+            return None
         if self.setting.flag is None:
             return "--" + self.path.replace(".", "-").replace("_", "-")
         return self.setting.flag or None
@@ -133,11 +137,20 @@ class Key:
         """Value as plain data (texts, lists, mappings), as in the file; None for no value."""
         if value is None:
             return None
+        if self.section is not None:
+            return [plain(each, masked=masked) for each in value]
         if self.setting.secret and masked and value:
             return dict.fromkeys(value, MASK) if self.many == "mapping" else [MASK] * len(value) if self.many == "list" else MASK
         if self.many == "mapping":
             return {name: self.kind.show(each) for name, each in value.items()}
         return [self.kind.show(each) for each in value] if self.many == "list" else self.kind.show(value)
+
+
+def _no_section(_text: str, _declared: Setting) -> Any:
+    raise InvalidValueError("must be a mapping of keys to values")
+
+
+_SECTION: Final = ValueType("section", "", _no_section, str)
 
 
 def _kind_of(annotation: Any) -> tuple[ValueType, bool, str]:
@@ -151,7 +164,7 @@ def _kind_of(annotation: Any) -> tuple[ValueType, bool, str]:
         kind, _, many = _kind_of(inner[0])
         return kind, True, many
     if origin is tuple:
-        return _kind_of(arguments[0])[0], False, "list"
+        return (_SECTION if dataclasses.is_dataclass(arguments[0]) else _kind_of(arguments[0])[0]), False, "list"
     if origin is not None:
         return _kind_of(arguments[1])[0], False, "mapping"
     return (enum_kind(annotation) if issubclass(annotation, Enum) else KINDS[annotation]), False, ""
@@ -167,7 +180,8 @@ def keys(cls: type, prefix: str = "") -> Iterator[Key]:
             continue
         kind, optional, many = _kind_of(hints[each.name])
         default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
-        yield Key(path, each.metadata[_METADATA], kind, optional, many, default)
+        item = typing.get_args(hints[each.name])[0] if kind is _SECTION else None
+        yield Key(path, each.metadata[_METADATA], kind, optional, many, default, item)
 
 
 # --- reading --------------------------------------------------------------------------------------------------------------
@@ -177,7 +191,18 @@ def keys(cls: type, prefix: str = "") -> Iterator[Key]:
 class Given:
     """Text that a user wrote for one key, and its place."""
 
-    value: str | Sequence[str] | Mapping[str, str]
+    value: str | Sequence[str] | Sequence[ListedSection] | Mapping[str, str]
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSection:
+    """One section of a list in a file.
+
+    ``values``: by path below the section; None where the file has no mapping there.
+    """
+
+    values: Mapping[str, Given] | None
     where: str
 
 
@@ -210,34 +235,55 @@ def read_text(file: Path) -> str:
 
 def parse(cls: type[_Config], text: str | None, name: str, overrides: Mapping[str, Given] | None = None) -> _Config:
     """Load as ``load`` does, from the text of a file called ``name``."""
-    known = list(keys(cls))
     problems: list[Problem] = []
-    given = dict(_read_yaml(text, name, known, problems)) if text is not None else {}
+    given = dict(_read_yaml(text, name, cls, problems)) if text is not None else {}
     given.update(overrides or {})
-    values: dict[str, Any] = {}
-    for key in known:
-        if key.path not in given:
-            if key.default is dataclasses.MISSING:
-                flag = f", in the file or as {key.flag}" if key.flag else ""
-                problems.append(Problem(path=key.path, rule=f"must be given{flag}", example=example_line(key)))
-            continue
-        value = _read(key, given[key.path], problems)
-        if value is not dataclasses.MISSING:
-            values[key.path] = value
-    if not problems:
-        config = _build(cls, values)
-        found = config.cross_check() if hasattr(config, "cross_check") else ()
-        problems.extend(_placed(problem, given) for problem in found)
+    config = _assemble(cls, given, problems)
     if problems:
         raise ConfigError(problems, name)
-    return typing.cast(_Config, config.resolved() if hasattr(config, "resolved") else config)
+    return typing.cast(_Config, config)
 
 
-def _placed(problem: Problem, given: Mapping[str, Given]) -> Problem:
-    """Problem with the place of its value, if a user wrote one."""
-    if problem.where or problem.path not in given:
-        return problem
-    return dataclasses.replace(problem, where=given[problem.path].where)
+def _assemble(cls: type, given: Mapping[str, Given], problems: list[Problem], outer: str = "", where: str = "") -> Any:
+    """Check the values of one class and build it; MISSING after adding a problem.
+
+    ``outer`` and ``where``: path and place of a section in a list, such as ``objectives[0].``.
+    """
+    found: list[Problem] = []
+    values: dict[str, Any] = {}
+    for key in keys(cls):
+        if key.path not in given:
+            if key.default is dataclasses.MISSING:
+                flag = f", in the file or as {key.flag}" if key.flag and not outer else ""
+                found.append(Problem(path=key.path, rule=f"must be given{flag}", example=example_line(key)))
+            continue
+        value = _read(key, given[key.path], found)
+        if value is not dataclasses.MISSING:
+            values[key.path] = value
+    if not found and (outer or not problems):
+        config = _build(cls, values)
+        crossed = config.cross_check() if hasattr(config, "cross_check") else ()
+        places = dict(_places(given))
+        found = [_placed(problem, places) for problem in crossed]
+        if not found:
+            return config.resolved() if hasattr(config, "resolved") else config
+    problems += [dataclasses.replace(each, path=f"{outer}{each.path}", where=each.where or where) for each in found]
+    return dataclasses.MISSING
+
+
+def _places(given: Mapping[str, Given]) -> Iterator[tuple[str, str]]:
+    """Yield the place of every value and of every section in a list, by path."""
+    for path, each in given.items():
+        yield path, each.where
+        for index, item in enumerate(each.value):
+            if isinstance(item, ListedSection):
+                yield f"{path}[{index}]", item.where
+
+
+def _placed(problem: Problem, places: Mapping[str, str]) -> Problem:
+    """Problem with the place of its value, else of its section, if a user wrote one."""
+    where = problem.where or places.get(problem.path) or places.get(problem.path.rpartition(".")[0], "")
+    return dataclasses.replace(problem, where=where)
 
 
 def example_line(key: Key) -> str:
@@ -274,6 +320,14 @@ def _read(key: Key, given: Given, problems: list[Problem]) -> Any:
             complain(path, repr(text), rule, error.nearest)
             return dataclasses.MISSING
 
+    def item(path: str, each: str | ListedSection) -> Any:
+        if isinstance(each, str):
+            return one(path, each)
+        if each.values is None:
+            problems.append(Problem(path=path, rule="must be a mapping", where=each.where, example=example_line(key)))
+            return dataclasses.MISSING
+        return _assemble(typing.cast(type, key.section), each.values, problems, f"{path}.", each.where)
+
     if key.many == "mapping":
         if not isinstance(given.value, Mapping):
             if given.value == "":
@@ -283,11 +337,16 @@ def _read(key: Key, given: Given, problems: list[Problem]) -> Any:
         read = {name: one(f"{key.path}.{shown_key(name)}", text) for name, text in given.value.items()}
         return dataclasses.MISSING if dataclasses.MISSING in read.values() else read
     if isinstance(given.value, Mapping) or (not isinstance(given.value, str) and key.many != "list"):
-        complain(key.path, _outline(given.value), f"must be one value ({key.kind.name})", None)
+        rule = "must be a list" if key.section is not None else f"must be one value ({key.kind.name})"
+        complain(key.path, _outline(given.value), rule, None)
         return dataclasses.MISSING
     if key.many == "list":
-        texts = [given.value] if isinstance(given.value, str) and given.value else list(given.value)
-        items = [one(f"{key.path}[{index}]", text) for index, text in enumerate(texts)]
+        written = [given.value] if isinstance(given.value, str) and given.value else given.value
+        listed: list[str | ListedSection] = list(written)
+        if key.section is not None and len(listed) < (declared.at_least or 0):
+            complain(key.path, _outline(given.value), f"must be a list of at least {declared.at_least}", None)
+            return dataclasses.MISSING
+        items = [item(f"{key.path}[{index}]", each) for index, each in enumerate(listed)]
         return dataclasses.MISSING if dataclasses.MISSING in items else tuple(items)
     return one(key.path, typing.cast(str, given.value))
 
@@ -314,8 +373,8 @@ def _build(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
     return cls(**arguments)
 
 
-def _read_yaml(text: str, name: str, known: Sequence[Key], problems: list[Problem]) -> Iterator[tuple[str, Given]]:
-    """Yield (path, text) of every known key in the file.
+def _read_yaml(text: str, name: str, cls: type, problems: list[Problem]) -> Iterator[tuple[str, Given]]:
+    """Yield (path, text) of every key of ``cls`` in the file.
 
     Unknown and repeated keys become problems.
     """
@@ -332,30 +391,44 @@ def _read_yaml(text: str, name: str, known: Sequence[Key], problems: list[Proble
     if root is None or (isinstance(root, yaml.ScalarNode) and not root.value):
         return
     if not isinstance(root, yaml.MappingNode):
-        problems.append(Problem(path=name, rule="must be a mapping of keys to values", example=example_line(known[0])))
+        problems.append(Problem(path=name, rule="must be a mapping of keys to values", example=example_line(next(keys(cls)))))
         return
-    by_path = {key.path: key for key in known}
-    sections = {path.rpartition(".")[0] for path in by_path} - {""}
 
-    def walk(node: Any, prefix: str) -> Iterator[tuple[str, Given]]:
+    def walk(node: Any, known: Sequence[Key], outer: str = "", prefix: str = "") -> Iterator[tuple[str, Given]]:
+        by_path = {key.path: key for key in known}
+        sections = {path.rpartition(".")[0] for path in by_path} - {""}
         seen: set[str] = set()
         for key_node, value_node in node.value:
             where = f"{name}:{key_node.start_mark.line + 1}"
             path = f"{prefix}{key_node.value}" if isinstance(key_node, yaml.ScalarNode) else f"{prefix}?"
             if path in seen:
-                problems.append(Problem(path=shown_key(path), rule="is given twice", where=where))
+                problems.append(Problem(path=f"{outer}{shown_key(path)}", rule="is given twice", where=where))
             elif path in by_path:
-                yield path, Given(plain(value_node), where)
+                item = by_path[path].section
+                yield path, Given(plain(value_node) if item is None else listed(value_node, item, f"{outer}{path}"), where)
             elif path in sections and isinstance(value_node, yaml.MappingNode):
-                yield from walk(value_node, f"{path}.")
+                yield from walk(value_node, known, outer, f"{path}.")
             elif path in sections:
                 if getattr(value_node, "value", None) not in _OFF:
                     inside = next(key for key in known if key.path.startswith(f"{path}."))
                     rule = "is a section; its keys stand below it"
-                    problems.append(Problem(path=path, rule=rule, where=where, example=example_line(inside)))
+                    problems.append(Problem(path=f"{outer}{path}", rule=rule, where=where, example=example_line(inside)))
             else:
-                problems.append(unknown_key(path, known, where))
+                problem = unknown_key(path, known, where)
+                problems.append(dataclasses.replace(problem, path=f"{outer}{problem.path}"))
             seen.add(path)
+
+    def listed(node: Any, item: type, path: str) -> list[ListedSection] | str | list[str] | dict[str, str]:
+        if not isinstance(node, yaml.SequenceNode):
+            return plain(node)
+        known = list(keys(item))
+        return [
+            ListedSection(
+                dict(walk(each, known, f"{path}[{index}].")) if isinstance(each, yaml.MappingNode) else None,
+                f"{name}:{each.start_mark.line + 1}",
+            )
+            for index, each in enumerate(node.value)
+        ]
 
     def plain(node: Any) -> str | list[str] | dict[str, str]:
         if isinstance(node, yaml.ScalarNode):
@@ -367,7 +440,7 @@ def _read_yaml(text: str, name: str, known: Sequence[Key], problems: list[Proble
     def text_of(node: Any) -> str:
         return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
 
-    yield from walk(root, "")
+    yield from walk(root, list(keys(cls)))
 
 
 def not_yaml(error: Exception, name: str) -> Problem:
