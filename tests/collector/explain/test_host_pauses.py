@@ -249,7 +249,7 @@ def test_a_pause_without_a_reason_in_a_step_that_computed_is_the_steps() -> None
         steps=1,
         full=True,
         prefill_tokens=4000,
-        baseline_ns=1 * MS,
+        usual_ns=1 * MS,
     )
     assert kept(split(), step, pause(Role.PREFILL, 25, 70, "held"))[0] in (None, *range(25))
     assert kept(split(), step, pause(Role.PREFILL, 25, 70, "throttled"))[0] == 70
