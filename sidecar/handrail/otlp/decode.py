@@ -97,8 +97,17 @@ def _of_json(signal: Signal, document: dict[str, Any]) -> Request:
     request = SHAPES[signal].request()
     try:
         json_format.ParseDict(document, request, ignore_unknown_fields=True)
-    except (json_format.ParseError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        # Beside ParseError, the parser raises these when a list or a string is where an object belongs.
+    except (
+        json_format.ParseError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+        SystemError,
+    ) as error:
+        # Beside ParseError, the parser raises these when a list or a string is where an object belongs. SystemError comes from
+        # upb, for a name with half a surrogate pair.
         raise Rejected(f"the JSON is no OTLP {signal.value} request ({_shape_only(error)})") from None
     return request
 

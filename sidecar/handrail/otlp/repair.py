@@ -128,6 +128,10 @@ def repaired_json(body: bytes) -> tuple[Any, int]:
     while stack:
         node = stack.pop()
         for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
+            if isinstance(node, dict) and _SURROGATE.search(str(key)):  # no field has such a name
+                del node[key]
+                count += 1
+                continue
             if isinstance(value, (dict, list)):
                 stack.append(value)
                 continue

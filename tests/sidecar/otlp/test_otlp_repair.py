@@ -167,6 +167,14 @@ def test_bytes_of_json_that_are_not_utf8() -> None:
     assert received.repaired == 1
 
 
+def test_a_field_of_json_whose_name_is_no_text_costs_itself() -> None:
+    """protobuf's C part raises SystemError for half a surrogate pair in a name."""
+    received = receive(Signal.TRACES, json_span(**{"na\ud800me": "y", "kind": 2}), JSON, "")
+    (found,) = spans_of([received.payload])
+    assert (found.name, found.kind) == ("x", 2)
+    assert received.repaired == 1
+
+
 def test_a_request_that_parses_is_not_looked_into() -> None:
     body = ExportTraceServiceRequest.FromString(RAW[0].read_bytes()).SerializeToString()
     received = receive(Signal.TRACES, body, PROTOBUF, "")
