@@ -21,7 +21,7 @@ import pytest
 
 from builders.exchanges import PROCESS
 from doubles.failing_files import KINDS, NAMES, FailingFiles, failure
-from handrail.config.addresses import write_ready
+from handrail.config.listeners import write_ready
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.settings import ClientSettings
 from handrail.otlp.signals import Retryable, Signal

@@ -11,8 +11,7 @@ import logging
 import time
 from contextlib import AsyncExitStack
 
-from handrail.config.addresses import bound, write_ready
-from handrail.config.listeners import ListenerSecurity
+from handrail.config.listeners import ListenerSecurity, bound, write_ready
 from handrail.config.schema import plain
 from handrail.metrics.registry import Registry
 from handrail.otlp.receiver.server import OtlpServer

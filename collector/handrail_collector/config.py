@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from handrail.config.addresses import clashes
-from handrail.config.listeners import AuthConfig, Listener, TlsConfig, exposed
+from handrail.config.listeners import AuthConfig, Listener, TlsConfig, clashes, exposed
 from handrail.config.schema import Problem, section, setting
 from handrail.config.types import Address, Duration, Size, Url
 from handrail.runtime.connections import ConnectionsConfig

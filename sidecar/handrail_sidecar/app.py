@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from contextlib import AsyncExitStack
 
-from handrail.config.addresses import write_ready
+from handrail.config.listeners import write_ready
 from handrail.runtime.descriptors import raise_limit
 from handrail.runtime.process import Stop, freeze_gc, start
 from handrail.runtime.process import run as run_process

@@ -15,12 +15,10 @@ from typing import Any, Final, Generic, TypeVar
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from handrail import conventions as names
-from handrail.config.addresses import bound
-from handrail.config.listeners import ListenerSecurity
+from handrail.config.listeners import ListenerSecurity, bound
 from handrail.device_counters.gpu import ALL as GPU_COUNTERS
 from handrail.device_counters.link import COUNTERS as LINK_COUNTERS
-from handrail.metrics.histogram import Histogram
-from handrail.metrics.otlp_histogram import ExponentialHistogram
+from handrail.metrics.histogram import ExponentialHistogram, Histogram
 from handrail.metrics.otlp_push import OtlpMetrics, otlp_metrics_rows
 from handrail.metrics.registry import AnyMetricDef, Registry
 from handrail.otlp.client import OtlpClient
@@ -30,22 +28,19 @@ from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.security import ClientSecurity
 from handrail.records import Process, Role
 from handrail.runtime.admin_http import AdminServer
-from handrail.runtime.connection_metrics import connection_rows
-from handrail.runtime.connections import Gates
+from handrail.runtime.connections import Gates, connection_rows
 from handrail.runtime.descriptors import DescriptorBudget
 from handrail.runtime.process import Component
 from handrail.security.file_reload import ReloadingFile, Watcher
 from handrail.security.metrics import security_rows
-from handrail.wire.counts import CountsExport
 from handrail.wire.device_samples import named
 from handrail_sidecar.engine_metrics.liveness import ProgressSettings
-from handrail_sidecar.export.device_batches import DeviceBatches
-from handrail_sidecar.export.evidence import EvidenceExport
+from handrail_sidecar.export.device_batches import DeviceBatches, device_rows
+from handrail_sidecar.export.evidence import CountsExport, EvidenceExport
 from handrail_sidecar.export.exporter import Exporter, ExportSettings
 from handrail_sidecar.export.resource import new_sender_id, own_process, own_resource, tap_attributes
 from handrail_sidecar.gpu.state import SamplerSettings
 from handrail_sidecar.links.sampler import LinkSamplerSettings
-from handrail_sidecar.live_metrics.device_metrics import device_rows
 from handrail_sidecar.live_metrics.engine_metrics import EventCounts, engine_rows, log_rows
 from handrail_sidecar.live_metrics.gpu_metrics import dcgm_rows, gpu_rows
 from handrail_sidecar.live_metrics.link_metrics import link_rows

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from handrail.config.addresses import clashes
-from handrail.config.listeners import AuthConfig, Listener, TlsConfig, exposed
+from handrail.config.listeners import AuthConfig, Listener, TlsConfig, clashes, exposed
 from handrail.config.schema import Problem, section, setting
 from handrail.config.types import Address, Duration, Size, Url, nearest
 from handrail.device_counters.gpu import NAMES as GPU_COUNTERS

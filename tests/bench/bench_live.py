@@ -22,8 +22,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as ClientHistogram
 
 from builders.exchanges import PROCESS, exchange
-from handrail.metrics.histogram import LATENCY, LATENCY_SECONDS, Histogram
-from handrail.metrics.otlp_histogram import ExponentialHistogram
+from handrail.metrics.histogram import LATENCY, LATENCY_SECONDS, ExponentialHistogram, Histogram
 from handrail.metrics.registry import Registry
 from handrail.records import KvFetch, Source
 from handrail_sidecar.catalogue import everything

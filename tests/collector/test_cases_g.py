@@ -18,7 +18,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from builders.records import MS, exchange, split_request
 from handrail.metrics.exponential_histogram import GapSketch
-from handrail.otlp.json_ids import tree
+from handrail.otlp.decode import json_tree
 from handrail.otlp.signals import Signal
 from handrail.records import Exchange, Gaps, Outcome, Record, Role
 from handrail.wire.exchange import to_span
@@ -74,7 +74,7 @@ async def test_G01_a_decode_exported_after_the_wait_is_part_of_the_one_record(
 
 async def test_G03_raw_times_are_kept_and_no_duration_changes(tmp_path: Path) -> None:
     given = case("otlp/G03_clock_skew.json")
-    request = ParseDict(tree(json.dumps(given).encode()), ExportTraceServiceRequest())
+    request = ParseDict(json_tree(json.dumps(given).encode()), ExportTraceServiceRequest())
     sent = {
         span.span_id.hex(): (span.start_time_unix_nano, span.end_time_unix_nano, span.parent_span_id.hex())
         for resource in request.resource_spans

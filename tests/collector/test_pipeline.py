@@ -20,8 +20,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from builders.records import MS, engine, exchange, split_request
 from doubles.failing_files import KINDS, NAMES, FailingFiles
 from handrail.conventions import SCOPE_PROXY
-from handrail.otlp.errors import ReceiverUnavailable
-from handrail.otlp.signals import Signal
+from handrail.otlp.signals import ReceiverUnavailable, Signal
 from handrail.records import Exchange, Gaps, Record, Role
 from handrail.wal.filesystem import OsFiles
 from handrail.wal.log import FolderGoneError

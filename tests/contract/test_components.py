@@ -12,13 +12,12 @@ import pytest
 
 from handrail.config.types import Address, Duration, Url
 from handrail.metrics.registry import MetricDef, Registry
-from handrail.records import Role
+from handrail.records import Role, Sink
 from handrail.runtime.process import start
 from handrail_sidecar.app import start_components
 from handrail_sidecar.catalogue import everything
 from handrail_sidecar.components import COMPONENTS, Entry, Sidecar, make_sidecar
 from handrail_sidecar.settings import GpuConfig, LogConfig, Sampling, SidecarConfig
-from handrail_sidecar.sources.base import Sink
 
 ENTRIES = {entry.name: entry for entry in COMPONENTS}
 

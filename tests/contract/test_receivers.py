@@ -36,9 +36,8 @@ from doubles.otlp import Faulty, Full, Gated, Keeping, Refusing, span, span_byte
 from handrail.otlp.decode import JSON, PROTOBUF
 from handrail.otlp.messages import SHAPES, Request
 from handrail.otlp.receiver.server import OtlpServer
-from handrail.otlp.responses import grpc_refusal
+from handrail.otlp.responses import DETAILS_KEY, grpc_refusal, retry_delay_s, status_message
 from handrail.otlp.signals import Consumer, Retryable, Signal
-from handrail.otlp.status import DETAILS_KEY, retry_delay_s, status_message
 from handrail_sidecar.sources.otlp_tap import OtlpTap
 
 LOOPBACK = ("127.0.0.1", 0)

@@ -21,12 +21,11 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 import builders.replayed
 from doubles.otlp import RAW, Full, Keeping, span, span_bytes, spans_of, traces, until
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.errors import ReceiverUnavailable
 from handrail.otlp.payload import count_items
 from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.retry import Backoff, DeliveryStats, deliver
 from handrail.otlp.settings import ClientSettings
-from handrail.otlp.signals import Accepted, Signal
+from handrail.otlp.signals import Accepted, ReceiverUnavailable, Signal
 from handrail_collector.sinks.otlp import ForwardDropReason, ForwardSettings, OtlpForward
 from harness.rotel import Rotel, missing, rotel
 from harness.skips import MISSING

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.config.addresses import write_ready
+from handrail.config.listeners import write_ready
 from handrail.config.schema import (
     ConfigError,
     Given,

@@ -6,8 +6,17 @@ import logging
 
 import pytest
 
-from handrail.runtime.connection_metrics import connection_rows
-from handrail.runtime.connections import MOST_CONNECTIONS, QUIET_S, Bounds, ConnectionsConfig, Expiry, Gate, Gates, Refusal
+from handrail.runtime.connections import (
+    MOST_CONNECTIONS,
+    QUIET_S,
+    Bounds,
+    ConnectionsConfig,
+    Expiry,
+    Gate,
+    Gates,
+    Refusal,
+    connection_rows,
+)
 from handrail.runtime.descriptors import DescriptorBudget
 
 A, B, C = "127.0.0.2", "127.0.0.3", "127.0.0.4"

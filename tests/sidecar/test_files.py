@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from builders.store_rows import request_rows
-from handrail.config.addresses import write_ready
+from handrail.config.listeners import write_ready
 from handrail.wal.filesystem import OsFiles, create, make_folder, replace_file
 from handrail_collector.journal.journal import JournalSettings
 from handrail_collector.store.publish import StorePublisher

@@ -23,7 +23,6 @@ GUEST += (
     "handrail.metrics.exponential_histogram",
     "handrail.durations",
     "handrail.wal.log",
-    "handrail_sidecar.sources.base",
     "handrail_cli.main",
 )
 

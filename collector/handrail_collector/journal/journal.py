@@ -19,8 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from handrail.otlp.errors import ReceiverUnavailable
-from handrail.otlp.signals import KIND_OF_SIGNAL, SIGNAL_OF_KIND, Rejected, Retryable, Signal
+from handrail.otlp.signals import KIND_OF_SIGNAL, SIGNAL_OF_KIND, ReceiverUnavailable, Rejected, Retryable, Signal
 from handrail.wal.filesystem import OUT_OF_DESCRIPTORS, Filesystem
 from handrail.wal.log import Damage, FolderGoneError, Full, LogLimits, NoDescriptors, SegmentLog, Stored
 

@@ -14,7 +14,7 @@ from handrail.metrics.catalogue import CatalogueMetric, metrics_of
 from handrail.metrics.registry import AnyMetricDef
 from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.settings import ClientSettings
-from handrail.runtime.connection_metrics import connection_rows
+from handrail.runtime.connections import connection_rows
 from handrail.security.file_reload import ReloadingFile
 from handrail.security.metrics import security_rows
 from handrail.security.tokens import Authenticator

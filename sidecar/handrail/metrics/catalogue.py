@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from handrail.metrics.registry import AnyMetricDef, HistogramDef
-from handrail.metrics.units import unit_of
+from handrail.metrics.registry import AnyMetricDef, HistogramDef, unit_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,10 +22,8 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, M
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from handrail import conventions as names
-from handrail.metrics.histogram import Histogram
-from handrail.metrics.otlp_histogram import SCALE, ExponentialHistogram
-from handrail.metrics.registry import AnyMetricDef, HistogramDef, MetricDef, by_label, finite
-from handrail.metrics.units import unit_of
+from handrail.metrics.histogram import SCALE, ExponentialHistogram, Histogram
+from handrail.metrics.registry import AnyMetricDef, HistogramDef, MetricDef, by_label, finite, unit_of
 from handrail.otlp.signals import Accepted, Rejected, Retryable, Signal
 from handrail.printable import printable_series
 from handrail.wire.codec import add_text

@@ -20,6 +20,23 @@ from prometheus_client.utils import floatToGoString
 from handrail.metrics.histogram import LATENCY, SIZE, Exemplar, Histogram, Layout
 from handrail.printable import printable_series
 
+_UNITS: Final = (
+    ("_bytes_per_second", "By/s"),
+    ("_seconds", "s"),
+    ("_bytes", "By"),
+    ("_ratio", "1"),
+    ("_joules", "J"),
+    ("_watts", "W"),
+    ("_celsius", "Cel"),
+    ("_hertz", "Hz"),
+)
+
+
+def unit_of(name: str) -> str:
+    """Unit of ``name`` (without ``_total``); '' for a plain count."""
+    return next((unit for ending, unit in _UNITS if name.endswith(ending)), "")
+
+
 _Key = TypeVar("_Key")
 
 Value = float | Mapping[tuple[str, ...], float]

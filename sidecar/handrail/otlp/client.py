@@ -17,16 +17,15 @@ import aiohttp
 import grpc
 import grpc.aio
 
-from handrail.otlp import compression, diagnose, responses
-from handrail.otlp.decode import PROTOBUF
+from handrail.otlp import diagnose, responses
+from handrail.otlp.decode import PROTOBUF, deflate
 from handrail.otlp.endpoint import Endpoint, WireProtocol, parse_endpoint
-from handrail.otlp.errors import AuthFailed, ConnectionClosed, Untrusted
 from handrail.otlp.messages import SHAPES
+from handrail.otlp.responses import DETAILS_KEY, clip
 from handrail.otlp.retry import Backoff, DeliveryStats, RetryingSender, Sender, deliver
 from handrail.otlp.security import ClientSecurity
 from handrail.otlp.settings import ClientSettings
-from handrail.otlp.signals import Accepted, Rejected, Retryable, Signal
-from handrail.otlp.status import DETAILS_KEY, clip
+from handrail.otlp.signals import Accepted, AuthFailed, ConnectionClosed, Rejected, Retryable, Signal, Untrusted
 
 __all__ = ["Backoff", "ClientSettings", "DeliveryStats", "OtlpClient", "RetryingSender", "Sender", "deliver"]
 
@@ -142,7 +141,7 @@ class _Http:
         body = payload
         if self._gzip:
             large = len(payload) > _OFF_LOOP_BYTES
-            body = await asyncio.to_thread(compression.deflate, payload) if large else compression.deflate(payload)
+            body = await asyncio.to_thread(deflate, payload) if large else deflate(payload)
         if self._session is None or self._session.closed:
             self._session = aiohttp.ClientSession()
         context = self._security.context

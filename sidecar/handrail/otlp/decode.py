@@ -1,16 +1,22 @@
 """Decode an OTLP export request: decompress, parse, check the ids.
 
 The functions are pure. Times are not checked: a span with absurd ones is evidence too, and the stitcher handles it.
-Source: OTLP specification 1.x and ``docs/wire.md``.
+Content encodings: ``gzip`` and ``deflate`` in, ``gzip`` out. Ids in OTLP/JSON are hex; protobuf's JSON parser reads base64 (and
+would read 16 hex digits as 12 wrong bytes without an error), so they are converted.
+Source: OTLP specification 1.x, also "JSON Protobuf Encoding"; RFC 9110 section 8.4.1, RFC 1950 to 1952; ``docs/wire.md``.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
+import zlib
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+import msgspec
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -18,12 +24,126 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from handrail.otlp import json_ids
-from handrail.otlp.compression import inflate
-from handrail.otlp.errors import Unsupported
 from handrail.otlp.messages import SHAPES, Request
 from handrail.otlp.repair import repaired, repaired_json
-from handrail.otlp.signals import Rejected, Signal
+from handrail.otlp.signals import Rejected, Signal, TooLarge, Unsupported
+
+IDENTITY: Final = ("", "identity")
+_GZIP_WBITS = 16 + zlib.MAX_WBITS
+_MAX_MEMBERS = 16  # each one copies all bytes after it: millions of empty ones would take minutes
+_LEVEL = 1  # spans shrink 5 to 10 times already; level 6 costs four times the CPU for a tenth of the bytes
+
+
+def inflate(body: bytes, encoding: str, limit_bytes: int) -> bytes:
+    """Decompress ``body``; memory stays near ``limit_bytes`` whatever it claims.
+
+    ``encoding``: the Content-Encoding header, in any case; '' means none. Raises ``Unsupported`` for an unknown one, ``TooLarge``
+    when the result would be over ``limit_bytes``, ``Rejected`` when the stream is damaged or cut short.
+    """
+    name = encoding.strip().lower()
+    if name in IDENTITY:
+        if len(body) > limit_bytes:
+            raise TooLarge(f"the body has {len(body)} bytes; at most {limit_bytes} are taken")
+        return body
+    if name in ("gzip", "x-gzip"):
+        return _members(body, limit_bytes)
+    if name == "deflate":
+        # RFC 9110 means zlib by "deflate"; some senders leave the zlib header out.
+        zlib_header = len(body) >= 2 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0
+        data, rest = _stream(body, zlib.MAX_WBITS if zlib_header else -zlib.MAX_WBITS, limit_bytes)
+        if rest:
+            raise Rejected("bytes after the end of the deflate stream")
+        return data
+    raise Unsupported(f"content encoding {name[:40]!r} is not known; valid: gzip, deflate, identity")
+
+
+def _members(body: bytes, limit_bytes: int) -> bytes:
+    """Decompress a gzip file: one or more members, one after the other."""
+    data, rest = _stream(body, _GZIP_WBITS, limit_bytes)
+    if not rest:
+        return data
+    parts, size = [data], len(data)
+    while rest:
+        if len(parts) == _MAX_MEMBERS:
+            raise Rejected(f"the gzip body has more than {_MAX_MEMBERS} members")
+        data, rest = _stream(rest, _GZIP_WBITS, limit_bytes - size)
+        parts.append(data)
+        size += len(data)
+    return b"".join(parts)
+
+
+def _stream(body: bytes, wbits: int, limit_bytes: int) -> tuple[bytes, bytes]:
+    decoder = zlib.decompressobj(wbits)
+    try:
+        # One byte above the bound tells "over it" from "exactly it"; a max_length of 0 would mean no bound at all.
+        data = decoder.decompress(body, limit_bytes + 1)
+    except zlib.error as error:
+        raise Rejected(f"the compressed body is damaged ({error})") from None
+    if len(data) > limit_bytes:
+        raise TooLarge(f"the body decompresses to more than {limit_bytes} bytes")
+    if not decoder.eof:
+        raise Rejected("the compressed body is cut short")
+    return data, decoder.unused_data
+
+
+def deflate(body: bytes) -> bytes:
+    """Compress ``body`` as gzip, the one encoding that every OTLP receiver must take."""
+    return gzip.compress(body, compresslevel=_LEVEL, mtime=0)
+
+
+_ID_KEYS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"})
+_NOT_HEX: Final = base64.b64encode(b"?").decode()  # one byte: no id has that length, so the screen drops that span alone
+
+
+def json_tree(body: bytes) -> dict[str, Any]:
+    """Parse ``body`` and convert every id to protobuf's form.
+
+    Raises ``Rejected`` for anything but one JSON object.
+    """
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Rejected(f"the body is not JSON ({_brief(error)})") from None
+    return with_ids(document)
+
+
+def with_ids(document: Any) -> dict[str, Any]:
+    """Convert every id in ``document`` to protobuf's form, in place.
+
+    Raises ``Rejected`` for anything but one JSON object.
+    """
+    if not isinstance(document, dict):
+        raise Rejected("the body is JSON, but not an object")
+    # User data is never a key in OTLP (attributes are lists of key and value), so keys are matched at any depth.
+    # A stack, not recursion: the sender controls the depth.
+    stack: list[Any] = [document]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, list):
+            stack.extend(child for child in node if isinstance(child, (dict, list)))
+            continue
+        for key, value in node.items():
+            if key in _ID_KEYS:
+                node[key] = _base64(value)
+            elif isinstance(value, (dict, list)):
+                stack.append(value)
+    return document
+
+
+def _base64(value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        return _NOT_HEX
+    try:
+        return base64.b64encode(bytes.fromhex(value)).decode()
+    except ValueError:
+        return _NOT_HEX
+
+
+def _brief(error: Exception) -> str:
+    return str(error)[:120] or type(error).__name__
+
 
 MAX_BODY_BYTES: Final = 64 << 20
 PROTOBUF: Final = "application/x-protobuf"
@@ -88,7 +208,7 @@ def decode(signal: Signal, body: bytes, content_type: str) -> Request:
             raise Unparsed(f"the body is no protobuf Export{signal.value.capitalize()} request") from None
         return request
     try:
-        return _of_json(signal, json_ids.tree(body))
+        return _of_json(signal, json_tree(body))
     except Rejected as error:
         raise Unparsed(error.reason) from None
 
@@ -123,7 +243,7 @@ def decode_repaired(signal: Signal, body: bytes, content_type: str = PROTOBUF) -
             payload, count = repaired(signal, body)
             return decode(signal, payload, PROTOBUF), payload, count
         document, count = repaired_json(body)
-        request = _of_json(signal, json_ids.with_ids(document))
+        request = _of_json(signal, with_ids(document))
         return request, request.SerializeToString(), count
     except (ValueError, RecursionError):
         raise Rejected(f"the body is no OTLP {signal.value} request, and no single value makes it so") from None

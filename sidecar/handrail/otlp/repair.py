@@ -21,8 +21,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from handrail.otlp.fields import LEN, fields
 from handrail.otlp.messages import SHAPES
+from handrail.otlp.payload import LEN, fields
 from handrail.otlp.signals import Signal
 
 _MOST_FIELDS: Final = 500_000  # examined one by one, which takes about 1 us each

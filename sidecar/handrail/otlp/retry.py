@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from handrail.otlp.errors import PayloadRejected
 from handrail.otlp.payload import count_items, halves
-from handrail.otlp.signals import Accepted, Rejected, Retryable, Signal
+from handrail.otlp.signals import Accepted, PayloadRejected, Rejected, Retryable, Signal
 
 _MAX_PARTS = 128  # sends for one refused batch: enough to find a few bad spans among thousands, and a wholly bad batch ends
 

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 
 from handrail.otlp.endpoint import Endpoint
-from handrail.otlp.errors import AuthFailed, Unauthorized
 from handrail.otlp.settings import ClientSettings, File
+from handrail.otlp.signals import AuthFailed, Unauthorized
 from handrail.security.file_reload import ReloadingFile
 from handrail.security.tls import TlsMaterial, client_identity
 from handrail.security.tokens import AUTHORIZATION, bearer, tokens

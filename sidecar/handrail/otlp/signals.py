@@ -1,4 +1,4 @@
-"""Contract between an OTLP receiver and its consumer.
+"""Contract between an OTLP receiver and its consumer: signals, acknowledgement, refusals.
 
 The sidecar's tap and the collector use it.
 """
@@ -65,3 +65,54 @@ KIND_OF_SIGNAL: Final = {Signal.TRACES: 1, Signal.METRICS: 2, Signal.LOGS: 3}
 
 SIGNAL_OF_KIND: Final = {kind: signal for signal, kind in KIND_OF_SIGNAL.items()}
 """Record kinds in a segmented log of export requests: spool and journal."""
+
+
+class TooLarge(Rejected):
+    """Body, raw or decompressed, that is over the bound: HTTP 413."""
+
+
+class Unsupported(Rejected):
+    """Content type or content encoding that OTLP does not have: HTTP 415."""
+
+
+class TooSlow(Rejected):
+    """Body that did not arrive in time: HTTP 408."""
+
+
+class ReceiverUnavailable(Retryable):
+    """The receiver stops, or has a bug: HTTP 503 and gRPC ``UNAVAILABLE``.
+
+    A plain ``Retryable`` means full: 429 and ``RESOURCE_EXHAUSTED``.
+    """
+
+
+class PayloadRejected(Rejected):
+    """Refusal because of this payload's content.
+
+    HTTP 400 or 413, ``INVALID_ARGUMENT``. The peer may still take a part of the payload.
+    """
+
+
+class AuthFailed(Retryable):
+    """We and the peer do not trust each other.
+
+    Nothing is wrong with the payload; it waits until an operator repairs the trust.
+    """
+
+
+class Unauthorized(AuthFailed):
+    """The peer accepts none of our requests.
+
+    HTTP 401 or 403, ``UNAUTHENTICATED`` or ``PERMISSION_DENIED``.
+    """
+
+
+class Untrusted(AuthFailed):
+    """No TLS with the peer.
+
+    One side does not accept the other's certificate, or uses none.
+    """
+
+
+class ConnectionClosed(Retryable):
+    """The peer hung up before it answered."""

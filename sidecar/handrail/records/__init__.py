@@ -14,6 +14,7 @@ from handrail.records.engine import (
     PluginSpan,
     ProcessEvent,
     ProcessEventKind,
+    Sink,
 )
 from handrail.records.engine_samples import (
     EngineHistogram,
@@ -84,6 +85,7 @@ __all__ = [
     "SchemaNote",
     "SchemaReport",
     "SchemaState",
+    "Sink",
     "Source",
     "SpanIds",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -163,3 +164,10 @@ PluginEvent = Iteration | ProcessEvent | EngineFacts
 
 Observation = Record | PluginSpan | PluginEvent
 """All kinds of records that a source may hand on."""
+
+
+Sink = Callable[[Observation], None]
+"""Takes one finished record of a source.
+
+It never blocks and never raises; it counts drops itself. Records are frozen and may be kept.
+"""

@@ -5,10 +5,7 @@ Format: docs/wire.md, "Counts of requests". The collector's coverage is over the
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -16,12 +13,9 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, M
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from handrail import conventions as names
-from handrail.otlp.signals import Rejected, Retryable, Signal
 from handrail.otlp.values import LATEST_UNIX_NS, attributes_of
 from handrail.records import Outcome, Process, RequestCounts
 from handrail.wire.codec import add_text, read_text
-
-EVERY_S: Final = 10.0
 
 _MOST_POINTS: Final = 64
 
@@ -59,57 +53,3 @@ def read_counts(metrics: Iterable[Metric], process: Process) -> list[RequestCoun
         RequestCounts(process=process, at_unix_ns=at, start_unix_ns=start, finished=finished)
         for (at, start), finished in sorted(found.items(), key=lambda each: each[0])
     ]
-
-
-class CountsExport:
-    """Export the counts at the start, every ten seconds, and at the end.
-
-    ``take`` is ``Exporter.take``. A refused export is left out: the next carries the same counts. ``shutdown`` works without
-    ``start`` and twice.
-    """
-
-    def __init__(
-        self,
-        resource: Resource,
-        finished: Mapping[Outcome, int],
-        take: Callable[[Signal, bytes], Awaitable[None]],
-        *,
-        every_s: float = EVERY_S,
-        now_unix_ns: Callable[[], int] = time.time_ns,
-    ) -> None:
-        self.not_taken = 0
-        self._resource = resource
-        self._finished = finished
-        self._take = take
-        self._every_s = every_s
-        self._now_unix_ns = now_unix_ns
-        self._start_unix_ns = now_unix_ns()
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Begin to export. Start it before the proxy, so that its first reading says 0."""
-        await self.tell()
-        self._task = asyncio.create_task(self._run())
-
-    async def shutdown(self, drain_seconds: float = 0.0) -> None:
-        """Export a last time."""
-        task, self._task = self._task, None
-        if task is None:
-            return
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        await self.tell()
-
-    async def tell(self) -> None:
-        """Export once, now. Never raises."""
-        payload = counts_request(self._resource, self._finished, self._start_unix_ns, self._now_unix_ns())
-        try:
-            await self._take(Signal.METRICS, payload)
-        except (Retryable, Rejected):
-            self.not_taken += 1
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._every_s)
-            await self.tell()

@@ -14,6 +14,8 @@ from typing import Final
 
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
+from handrail import conventions as names
+from handrail.metrics.registry import MetricDef, by_label
 from handrail.otlp.signals import Rejected, Retryable, Signal
 from handrail.records.devices import DeviceSample
 from handrail.wire.device_samples import DeviceMetrics, Tables, devices_request
@@ -125,3 +127,24 @@ class DeviceBatches:
             with contextlib.suppress(asyncio.TimeoutError):
                 stopping = await asyncio.wait_for(self._stop.wait(), self._every_s)
             await self.flush()
+
+
+def device_rows(batches: DeviceBatches) -> list[MetricDef]:
+    """Return the metrics of ``export/device_batches.py``."""
+    prefix, stats = f"{names.METRIC_SIDECAR}_device_samples", batches.stats
+
+    def dropped() -> dict[str, int]:
+        return {"overrun": stats.overrun, "no_room": stats.no_room, "rejected": stats.rejected, "fault": stats.faults}
+
+    return [
+        MetricDef(prefix, "counter", "Samples of GPUs and links accepted", lambda: stats.taken),
+        MetricDef(f"{prefix}_sent", "counter", "Samples passed to the exporter", lambda: stats.sent),
+        MetricDef(
+            f"{prefix}_dropped",
+            "counter",
+            "Samples that the sidecar did not send: more than a batch holds; the spool has room for requests only; never "
+            "fits; a fault of Handrail",
+            lambda: by_label(dropped()),
+            ("reason",),
+        ),
+    ]

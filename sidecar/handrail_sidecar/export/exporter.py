@@ -22,11 +22,9 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationSc
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from handrail.conventions import BATCH_SEQ, SCOPE_EVENTS, SCOPE_PLUGIN, SCOPE_PROXY
-from handrail.otlp.errors import ReceiverUnavailable
-from handrail.otlp.fields import delimited
-from handrail.otlp.payload import count_items, with_batch_seq
+from handrail.otlp.payload import count_items, delimited, with_batch_seq
 from handrail.otlp.retry import Backoff, DeliveryStats, deliver
-from handrail.otlp.signals import Accepted, Rejected, Retryable, Signal
+from handrail.otlp.signals import Accepted, ReceiverUnavailable, Rejected, Retryable, Signal
 from handrail.records import (
     EngineFacts,
     EngineTimes,
@@ -207,7 +205,7 @@ class Exporter:
         ]
 
     def sink(self, record: Observation) -> None:
-        """Take one observation (``sources.base.Sink``).
+        """Take one observation (``records.Sink``).
 
         It skips records of tapped spans: those are sent as they are.
         """

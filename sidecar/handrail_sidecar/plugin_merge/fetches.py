@@ -14,11 +14,9 @@ from typing import Any, Final
 from handrail.records import Direction, FetchEffect, KvFetch, Source, SpanIds
 from handrail.trace_context import TraceContext
 from handrail_sidecar.plugin_merge.bounds import Bounded, MergeLimits
-from handrail_sidecar.plugin_merge.engine import ENGINE, ObservedEngine
-from handrail_sidecar.plugin_merge.handshakes import Handshakes
-from handrail_sidecar.plugin_merge.identity import ids_of, read_context
+from handrail_sidecar.plugin_merge.engine import ENGINE, ObservedEngine, ids_of, read_context
 from handrail_sidecar.plugin_merge.requests import LOST, since, status_word
-from handrail_sidecar.plugin_merge.worker_parts import Rank, added, last_done, least, total
+from handrail_sidecar.plugin_merge.worker_parts import Handshakes, Rank, added, last_done, least, total
 
 _DIRECTIONS: Final = {direction.value: direction for direction in Direction}
 RECOMPUTE: Final = "recompute"

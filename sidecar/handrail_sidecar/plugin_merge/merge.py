@@ -14,9 +14,8 @@ from handrail.records import ENGINE_LOST, ENGINE_STOPPED, Observation, Process, 
 from handrail.trace_context import TraceContext
 from handrail_sidecar.live_metrics.requests import LiveRequests
 from handrail_sidecar.plugin_merge.bounds import Bounded, MergeLimits
-from handrail_sidecar.plugin_merge.engine import ObservedEngine
+from handrail_sidecar.plugin_merge.engine import ObservedEngine, read_context
 from handrail_sidecar.plugin_merge.fetches import Fetches
-from handrail_sidecar.plugin_merge.identity import read_context
 from handrail_sidecar.plugin_merge.processes import Exists, GuestProcess, Processes
 from handrail_sidecar.plugin_merge.publishes import Publishes
 from handrail_sidecar.plugin_merge.requests import OpenRequests

@@ -12,8 +12,7 @@ from typing import Any, Final
 from handrail.records import Direction, KvPublish, Source, SpanIds
 from handrail.trace_context import TraceContext
 from handrail_sidecar.plugin_merge.bounds import Bounded, MergeLimits
-from handrail_sidecar.plugin_merge.engine import ENGINE, ObservedEngine
-from handrail_sidecar.plugin_merge.identity import ids_of, read_context
+from handrail_sidecar.plugin_merge.engine import ENGINE, ObservedEngine, ids_of, read_context
 from handrail_sidecar.plugin_merge.requests import since
 
 _DIRECTIONS: Final = {direction.value: direction for direction in Direction}

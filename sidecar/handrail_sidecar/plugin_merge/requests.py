@@ -12,8 +12,7 @@ from typing import Final
 from handrail.records import EngineTimes, Source, SpanIds
 from handrail.trace_context import TraceContext
 from handrail_sidecar.plugin_merge.bounds import Bounded, MergeLimits
-from handrail_sidecar.plugin_merge.engine import ENGINE, ObservedEngine
-from handrail_sidecar.plugin_merge.identity import ids_of
+from handrail_sidecar.plugin_merge.engine import ENGINE, ObservedEngine, ids_of
 
 _FINISHED = "FINISHED_"
 MAX_PREEMPTED: Final = 16  # times of one request that are reported one by one

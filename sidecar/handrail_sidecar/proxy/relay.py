@@ -16,14 +16,13 @@ from heapq import nsmallest
 from operator import itemgetter
 from typing import Protocol
 
-from handrail.records import Hint
+from handrail.records import Hint, Sink
 from handrail_sidecar.live_metrics.requests import LiveRequests
 from handrail_sidecar.proxy.admission import Admission
 from handrail_sidecar.proxy.exchange_observer import EndReason, ExchangeObserver, identify, observed_operation
 from handrail_sidecar.proxy.head import RequestHead
 from handrail_sidecar.proxy.settings import ProxySettings
 from handrail_sidecar.proxy.stats import ProxyStats
-from handrail_sidecar.sources.base import Sink
 
 log = logging.getLogger(__name__)
 

@@ -22,18 +22,42 @@ from pathlib import Path
 from typing import Final
 
 from handrail.metrics.histogram import Histogram
-from handrail.plugin.events import MAX_DATAGRAM_BYTES
-from handrail.records import EngineTimes, Observation, Process, ProcessEvent
+from handrail.plugin.events import CORE, MAX_DATAGRAM_BYTES
+from handrail.records import EngineTimes, Observation, Process, ProcessEvent, ProcessEventKind, Sink
 from handrail.wal.filesystem import make_folder
 from handrail_sidecar.links.peers import PeerTally
-from handrail_sidecar.live_metrics.health import Restarts
 from handrail_sidecar.live_metrics.requests import LiveRequests
 from handrail_sidecar.plugin_merge.bounds import MergeLimits
 from handrail_sidecar.plugin_merge.handoff_counters import HandOffTally, outcome_of
 from handrail_sidecar.plugin_merge.merge import Line, Merge
 from handrail_sidecar.plugin_merge.stamps import Stamps
-from handrail_sidecar.sources.base import Sink
 from handrail_sidecar.sources.datagram import read_packet
+
+_GONE = (ProcessEventKind.DEAD, ProcessEventKind.STOPPED)
+
+
+class Restarts:
+    """Counts starts of the engine's core that follow an end of one.
+
+    Source: the plugin's events.
+    ``count``: since the sidecar's start.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._gone = 0  # cores that ended and are not replaced yet
+
+    def take(self, event: ProcessEvent) -> None:
+        if event.process_kind != CORE:
+            return
+        if event.kind in _GONE:
+            self._gone += 1
+        elif event.kind is ProcessEventKind.RESTARTED:
+            self.count += 1
+        elif event.kind is ProcessEventKind.STARTED and self._gone:
+            self._gone -= 1
+            self.count += 1
+
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
+from handrail.records import Sink
 from handrail.runtime.accepting import Acceptor
 from handrail.runtime.descriptors import DescriptorBudget
 from handrail_sidecar.live_metrics.requests import LiveRequests
@@ -21,7 +22,6 @@ from handrail_sidecar.proxy.client import ClientSide
 from handrail_sidecar.proxy.relay import Relay
 from handrail_sidecar.proxy.settings import ProxySettings
 from handrail_sidecar.proxy.stats import ProxyStats
-from handrail_sidecar.sources.base import Sink
 
 _TICK_S = 1.0
 HANDSHAKE_S = 10.0

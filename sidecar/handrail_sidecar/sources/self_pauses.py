@@ -17,8 +17,7 @@ from handrail import conventions as names
 from handrail.metrics.registry import MetricDef
 from handrail.plugin.events import PAUSED
 from handrail.plugin.pauses import SLEEP_S, PauseWatch
-from handrail.records import Process, ProcessEvent, ProcessEventKind, Source
-from handrail_sidecar.sources.base import Sink
+from handrail.records import Process, ProcessEvent, ProcessEventKind, Sink, Source
 
 SIDECAR = "sidecar"
 

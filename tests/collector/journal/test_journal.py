@@ -16,8 +16,7 @@ import pytest
 
 from doubles.crash_files import CrashFiles
 from doubles.failing_files import KINDS, NAMES, FailingFiles
-from handrail.otlp.errors import ReceiverUnavailable
-from handrail.otlp.signals import Rejected, Retryable, Signal
+from handrail.otlp.signals import ReceiverUnavailable, Rejected, Retryable, Signal
 from handrail.wal.log import Damage, LogLimits, SegmentLog
 from handrail_collector.journal import journal as journal_module
 from handrail_collector.journal.journal import Entry, Journal, JournalSettings

@@ -17,10 +17,11 @@ from builders.records import EPOCH, process
 from handrail.conventions import METRIC_FINISHED, SCOPE_COUNTS
 from handrail.otlp.signals import Rejected, Retryable, Signal
 from handrail.records import Outcome, RequestCounts, Role
-from handrail.wire.counts import CountsExport, counts_request, read_counts
+from handrail.wire.counts import counts_request, read_counts
 from handrail.wire.exchange import resource_of
 from handrail_sidecar.catalogue import everything
 from handrail_sidecar.components import make_sidecar
+from handrail_sidecar.export.evidence import CountsExport
 
 EDGE = process(Role.EDGE)
 

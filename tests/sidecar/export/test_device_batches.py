@@ -19,9 +19,8 @@ from handrail.otlp.signals import Rejected, Retryable, Signal
 from handrail.records.devices import DeviceSample
 from handrail.wire.device_samples import read_devices
 from handrail_sidecar.export import device_batches
-from handrail_sidecar.export.device_batches import DeviceBatches
+from handrail_sidecar.export.device_batches import DeviceBatches, device_rows
 from handrail_sidecar.export.resource import own_resource
-from handrail_sidecar.live_metrics.device_metrics import device_rows
 
 
 @dataclass

@@ -22,12 +22,11 @@ from builders.exchanges import PROCESS, exchange
 from doubles.crash_files import CrashFiles
 from doubles.failing_files import KINDS, NAMES, FailingFiles
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.errors import ReceiverUnavailable
-from handrail.otlp.fields import delimited
+from handrail.otlp.payload import delimited
 from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.retry import Backoff
 from handrail.otlp.settings import ClientSettings
-from handrail.otlp.signals import Accepted, Rejected, Retryable, Signal
+from handrail.otlp.signals import Accepted, ReceiverUnavailable, Rejected, Retryable, Signal
 from handrail.records import EngineRequest, KvFetch, ProcessEvent, ProcessEventKind, Source, SpanIds
 from handrail.wire.exchange import process_of, read_exchange, resource_of, to_span
 from handrail.wire.plugin import read_plugin_log, read_plugin_span

@@ -14,7 +14,7 @@ from builders.records import EPOCH, MS
 from handrail import conventions as names
 from handrail.otlp.values import attributes_of
 from handrail.stalls import KEPT, Stall, Stalls, pack_times
-from handrail.wire.stalls import read_stalls, write_stalls
+from handrail.wire.exchange import read_stalls, write_stalls
 
 _NS = st.integers(0, 2**40)
 

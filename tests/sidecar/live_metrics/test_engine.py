@@ -14,13 +14,12 @@ from handrail.metrics.registry import HistogramDef, Registry
 from handrail.plugin import events as words
 from handrail.plugin.events import FIELDS
 from handrail.records import ENGINE_LOST, FetchEffect, Observation, Outcome, ProcessEvent, ProcessEventKind, Role, Source
-from handrail_sidecar.live_metrics.health import Restarts
 from handrail_sidecar.live_metrics.plugin_metrics import plugin_rows
 from handrail_sidecar.live_metrics.requests import LiveRequests
 from handrail_sidecar.live_metrics.slo import RequestObjectives
 from handrail_sidecar.plugin_merge.handoff_counters import REASONS
 from handrail_sidecar.sources.datagram import Packet, PluginDatagramEvent
-from handrail_sidecar.sources.plugin_socket import PluginSource
+from handrail_sidecar.sources.plugin_socket import PluginSource, Restarts
 
 MS, S = 10**6, 10**9
 UNIX = 1_800_000_000 * S

@@ -23,15 +23,13 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
 
 from doubles.otlp import Keeping, until
-from handrail.metrics.histogram import LATENCY, Histogram
-from handrail.metrics.otlp_histogram import SCALE, ExponentialHistogram
+from handrail.metrics.histogram import LATENCY, SCALE, ExponentialHistogram, Histogram
 from handrail.metrics.otlp_push import OtlpMetrics, otlp_metrics_rows
 from handrail.metrics.registry import AnyMetricDef, MetricDef
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.errors import ReceiverUnavailable
 from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.settings import ClientSettings
-from handrail.otlp.signals import Accepted, Signal
+from handrail.otlp.signals import Accepted, ReceiverUnavailable, Signal
 from handrail_sidecar.catalogue import everything
 from handrail_sidecar.components import make_sidecar
 from harness.rotel import missing, rotel

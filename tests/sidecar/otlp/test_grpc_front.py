@@ -14,11 +14,10 @@ import pytest
 from doubles.handshake_rounds import HELLO, Rounds
 from doubles.otlp import Gated, Keeping, span, spans_of, traces, until
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.errors import Unauthorized
 from handrail.otlp.receiver.grpc_front import DESCRIPTORS, sender_of
 from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.settings import ClientSettings
-from handrail.otlp.signals import Accepted, Signal
+from handrail.otlp.signals import Accepted, Signal, Unauthorized
 from handrail.runtime.connections import Bounds, Expiry, Gate, Refusal
 from handrail.runtime.descriptors import DescriptorBudget
 from handrail.runtime.handshakes import HandshakeQueue

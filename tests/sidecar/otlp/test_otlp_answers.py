@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from doubles.otlp import replay
-from handrail.otlp.errors import PayloadRejected, Unauthorized
 from handrail.otlp.messages import SHAPES
-from handrail.otlp.responses import grpc_refusal, read_grpc, read_http
-from handrail.otlp.signals import Accepted, Rejected, Retryable, Signal
-from handrail.otlp.status import retry_delay_s, status_bytes, status_message
+from handrail.otlp.responses import grpc_refusal, read_grpc, read_http, retry_delay_s, status_bytes, status_message
+from handrail.otlp.signals import Accepted, PayloadRejected, Rejected, Retryable, Signal, Unauthorized
 
 NOW = 1_700_000_000.0
 JSON = {"Content-Type": "application/json"}

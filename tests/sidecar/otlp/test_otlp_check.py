@@ -20,10 +20,10 @@ from handrail.config.schema import keys
 from handrail.otlp import diagnose
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.endpoint import parse_endpoint
-from handrail.otlp.errors import Unauthorized, Untrusted
 from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.security import ClientSecurity
 from handrail.otlp.settings import NAMELESS, ClientSettings, Names
+from handrail.otlp.signals import Unauthorized, Untrusted
 from handrail_sidecar.settings import CollectorEndpoint, OtlpMetricsConfig, SidecarConfig
 from harness.ports import refusing_port
 

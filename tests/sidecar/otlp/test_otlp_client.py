@@ -17,10 +17,9 @@ from aiohttp import web
 
 from doubles.otlp import Full, Gated, Keeping, Refusing, replay, span, traces
 from handrail.otlp.client import OtlpClient
-from handrail.otlp.errors import PayloadRejected
 from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.settings import ClientSettings
-from handrail.otlp.signals import Accepted, Rejected, Retryable, Signal
+from handrail.otlp.signals import Accepted, PayloadRejected, Rejected, Retryable, Signal
 from harness.ports import refusing_port
 
 BATCH = traces(span(1), span(2)).SerializeToString()

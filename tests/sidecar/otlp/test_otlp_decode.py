@@ -21,10 +21,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from doubles.otlp import DATA, RAW, span, traces
-from handrail.otlp.compression import deflate, inflate
-from handrail.otlp.decode import JSON, PROTOBUF, decode, receive, screen
-from handrail.otlp.errors import TooLarge, Unsupported
-from handrail.otlp.signals import Rejected, Signal
+from handrail.otlp.decode import JSON, PROTOBUF, decode, deflate, inflate, receive, screen
+from handrail.otlp.signals import Rejected, Signal, TooLarge, Unsupported
 
 SPEC_TRACE = (DATA / "otlp" / "otel_proto_example_trace.json").read_bytes()
 ONE_BATCH = RAW[7].read_bytes()

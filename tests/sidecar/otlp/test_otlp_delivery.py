@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.otlp import span, span_bytes, spans_of, traces, until
-from handrail.otlp.errors import PayloadRejected
 from handrail.otlp.payload import count_items
 from handrail.otlp.retry import Backoff, DeliveryStats, RetryingSender, deliver
-from handrail.otlp.signals import Accepted, Rejected, Retryable, Signal
+from handrail.otlp.signals import Accepted, PayloadRejected, Rejected, Retryable, Signal
 
 QUICK = Backoff(initial_s=0.001, max_s=0.004)
 

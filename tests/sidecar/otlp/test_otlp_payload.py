@@ -11,8 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from doubles.otlp import RAW, span, span_bytes, spans_of, traces
 from handrail.conventions import BATCH_SEQ, ROLE
-from handrail.otlp.fields import SGROUP, delimited, fields
-from handrail.otlp.payload import count_items, halves, slice_items, with_batch_seq, with_resource
+from handrail.otlp.payload import SGROUP, count_items, delimited, fields, halves, slice_items, with_batch_seq, with_resource
 
 MARKS = {ROLE: "decode", "service.name": "handrail", "host.id": "h"}
 

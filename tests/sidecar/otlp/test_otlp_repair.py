@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from doubles.otlp import RAW, span, spans_of, traces
 from handrail.otlp.decode import JSON, PROTOBUF, Unparsed, receive
-from handrail.otlp.fields import delimited
+from handrail.otlp.payload import delimited
 from handrail.otlp.repair import repaired
 from handrail.otlp.signals import Rejected, Signal
 

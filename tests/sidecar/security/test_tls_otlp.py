@@ -23,11 +23,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 
 from doubles.otlp import Keeping, span, span_bytes, spans_of, traces, until
 from handrail.otlp.client import Backoff, DeliveryStats, OtlpClient, deliver
-from handrail.otlp.errors import AuthFailed, Unauthorized, Untrusted
 from handrail.otlp.messages import SHAPES
 from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.settings import ClientSettings
-from handrail.otlp.signals import Accepted, Signal
+from handrail.otlp.signals import Accepted, AuthFailed, Signal, Unauthorized, Untrusted
 from handrail.security.tls import ServerTls, client_identity
 from handrail.security.tokens import Authenticator, tokens
 from handrail_doctor.gather.reachability import export_nothing

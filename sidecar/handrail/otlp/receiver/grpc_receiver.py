@@ -13,13 +13,12 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from handrail.otlp.errors import ReceiverUnavailable
 from handrail.otlp.messages import SHAPES
 from handrail.otlp.receiver.grpc_front import sender_of
 from handrail.otlp.receiver.http_receiver import success_message
 from handrail.otlp.receiver.intake import Intake
-from handrail.otlp.signals import Rejected, Retryable, Signal
-from handrail.otlp.status import DETAILS_KEY, clip, status_bytes
+from handrail.otlp.responses import DETAILS_KEY, clip, status_bytes
+from handrail.otlp.signals import ReceiverUnavailable, Rejected, Retryable, Signal
 from handrail.security.tokens import AUTHORIZATION, Authenticator
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]

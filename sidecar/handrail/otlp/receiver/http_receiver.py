@@ -14,11 +14,10 @@ import grpc
 from aiohttp import web
 
 from handrail.otlp.decode import JSON, PROTOBUF, media_type
-from handrail.otlp.errors import ReceiverUnavailable, TooLarge, TooSlow, Unsupported
 from handrail.otlp.messages import SHAPES
 from handrail.otlp.receiver.intake import Intake, Reservation
-from handrail.otlp.signals import Accepted, Rejected, Retryable, Signal
-from handrail.otlp.status import clip, status_bytes
+from handrail.otlp.responses import clip, status_bytes
+from handrail.otlp.signals import Accepted, ReceiverUnavailable, Rejected, Retryable, Signal, TooLarge, TooSlow, Unsupported
 from handrail.security.tokens import AUTHORIZATION, Authenticator
 
 _PATHS: Final = {f"/v1/{signal.value}": signal for signal in Signal}

@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from handrail.otlp.compression import IDENTITY
-from handrail.otlp.decode import PROTOBUF, Received, Unparsed, receive
-from handrail.otlp.errors import ReceiverUnavailable
-from handrail.otlp.signals import Accepted, Consumer, Rejected, Retryable, Signal
+from handrail.otlp.decode import IDENTITY, PROTOBUF, Received, Unparsed, receive
+from handrail.otlp.signals import Accepted, Consumer, ReceiverUnavailable, Rejected, Retryable, Signal
 
 _LOG = logging.getLogger(__name__)
 # Above these sizes a body would hold the event loop for about 10 ms: JSON or compressed, and plain protobuf.
