@@ -138,7 +138,10 @@ async def _main(config: CollectorConfig) -> int:
 
 
 class _Work:
-    """The journal and the pipeline that reads it, as one component: neither ends without the other."""
+    """The journal and the pipeline that reads it, as one component.
+
+    Neither ends without the other.
+    """
 
     def __init__(self, journal: Journal, pipeline: Pipeline, publisher: StorePublisher) -> None:
         self._journal = journal
@@ -156,7 +159,10 @@ class _Work:
         self._task = asyncio.create_task(self._pipeline.run())
 
     async def until(self, stop: Stop) -> bool:
-        """Wait for a signal to stop; True when the pipeline or the journal's folder ended first."""
+        """Wait for a signal to stop.
+
+        Returns True when the pipeline or the journal's folder ended first.
+        """
         assert self._task is not None
         stopped, gone = asyncio.create_task(stop.wait()), asyncio.create_task(self._journal.gone())
         await asyncio.wait({stopped, self._task, gone}, return_when=asyncio.FIRST_COMPLETED)

@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from handrail_doctor.facts import Facts
-from handrail_doctor.gpu_path import has_rdma, pairs_of, pull_falls_to_tcp
-from handrail_doctor.host_facts import P2pStatus, RdmaPort
-from handrail_doctor.pair import PairSide, Placement
-from handrail_doctor.ucx import devices
+from handrail_doctor.facts import Facts, P2pStatus, PairSide, Placement, RdmaPort
+from handrail_doctor.transports import devices, has_rdma, pairs_of, pull_falls_to_tcp
 
 HOST_STAGED_BYTES_PER_S: Final = 470e6 / 1.3
 """About 470 MB in about 1.3 s: NIXL between two L40S without a peer-to-peer path.

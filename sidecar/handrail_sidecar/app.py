@@ -1,6 +1,6 @@
-"""The sidecar process: start the components that the settings ask for, and stop them.
+"""The sidecar process: start the components of the list, and stop them.
 
-The list is ``components.COMPONENTS``.
+The list is ``components.COMPONENTS``; the settings decide which of it are made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ def run(config: SidecarConfig) -> int:
 
 
 async def start_components(stack: AsyncExitStack, sidecar: Sidecar) -> dict[str, str]:
-    """Start every component; ``stack`` shuts them down. Returns the addresses that they bind, by name."""
+    """Start every component; ``stack`` shuts them down.
+
+    Returns the addresses that they bind, by name.
+    """
     addresses: dict[str, str] = {}
     for entry, component in sidecar.components:
         await start(stack, entry.name, component, min(sidecar.config.drain.seconds, entry.most_drain_s))

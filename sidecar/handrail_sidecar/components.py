@@ -109,9 +109,10 @@ class Entry(Generic[C]):
 
 @dataclass(slots=True, kw_only=True)
 class Sidecar:
-    """One sidecar: what its components share, and the components that its config asks for.
+    """One sidecar: its components, and what they share.
 
-    ``metrics``: of all of them, in the order of the page. ``not_ready``: why the process does no work now; '' while it does.
+    ``components``: those that the config asks for. ``metrics``: of all of them, in the order of the page. ``not_ready``: why the
+    process does no work now; '' while it does.
     """
 
     config: SidecarConfig

@@ -45,7 +45,10 @@ class _Check:
 
 
 class CollectorCheck(_Check):
-    """Logs in one line at start why the collector cannot be reached; the exporter goes on trying."""
+    """Logs in one line at start why the collector cannot be reached.
+
+    The exporter goes on trying.
+    """
 
     def __init__(self, client: OtlpClient) -> None:
         super().__init__()

@@ -11,11 +11,26 @@ from typing import Any
 
 from handrail_doctor.checks.all_checks import findings
 from handrail_doctor.checks.result import CheckResult, CheckStatus
-from handrail_doctor.facts import ALL_PLUGINS, DoctorOptions, EngineView, Facts, HttpAnswer, LiveEngine, Setup
-from handrail_doctor.host_facts import GpuFacts, GpusFacts, HostFacts, P2p, P2pStatus, RdmaPort
+from handrail_doctor.facts import (
+    ALL_PLUGINS,
+    SIDES,
+    DoctorOptions,
+    EngineView,
+    Facts,
+    GpuFacts,
+    GpusFacts,
+    HostFacts,
+    HttpAnswer,
+    LiveEngine,
+    P2p,
+    P2pStatus,
+    PairSide,
+    Placement,
+    RdmaPort,
+    Setup,
+)
 from handrail_doctor.kv_size.read import read_model
 from handrail_doctor.kv_size.size import Serving, Sizes, sizes
-from handrail_doctor.pair import SIDES, PairSide, Placement
 
 CONFIGS = Path(__file__).parents[1] / "data/model_configs"
 P, D = PairSide.PREFILL, PairSide.DECODE

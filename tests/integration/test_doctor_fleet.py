@@ -18,10 +18,9 @@ from doubles.doctor import NO_NVML
 from fleet.running import MODEL, engine
 from handrail_collector.api.schema import fetch_to_json, row_to_json
 from handrail_doctor.checks.result import CheckStatus
-from handrail_doctor.facts import DoctorOptions
+from handrail_doctor.facts import DoctorOptions, Placement
 from handrail_doctor.gather.collector import traffic
 from handrail_doctor.gather.gather import Wanted, gather
-from handrail_doctor.pair import Placement
 from handrail_doctor.prediction import RateSource, predicted
 from handrail_doctor.split_worth import CriterionSide, judged
 from handrail_sim.emulator.scenario import load

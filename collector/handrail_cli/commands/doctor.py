@@ -31,13 +31,12 @@ from handrail_cli.config_file import invalid_file
 from handrail_cli.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CliError
 from handrail_doctor.checks.all_checks import counts, findings, nothing_was_judged
 from handrail_doctor.checks.result import CheckStatus
-from handrail_doctor.facts import DoctorOptions, SidecarSetup
+from handrail_doctor.facts import DoctorOptions, PairSide, Placement, SidecarSetup
 from handrail_doctor.gather.deployment import Started, engines_in
 from handrail_doctor.gather.gather import Wanted, gather
 from handrail_doctor.gather.gpus import NvmlReader, P2pReader
 from handrail_doctor.kv_size.keys import ModelConfigError
 from handrail_doctor.kv_size.read import read_model
-from handrail_doctor.pair import PairSide, Placement
 from handrail_doctor.prediction import predicted
 from handrail_doctor.split_worth import judged
 from handrail_sidecar.settings import SidecarConfig

@@ -21,10 +21,9 @@ from handrail.config.schema import Flags
 from handrail.durations import format_duration
 from handrail_cli.errors import EXIT_OK, EXIT_USAGE, CliError
 from handrail_cli.formatting import format_bytes
-from handrail_doctor.kv_size.dtypes import AUTO, KV_DTYPES
 from handrail_doctor.kv_size.keys import ModelConfigError
 from handrail_doctor.kv_size.read import read_model
-from handrail_doctor.kv_size.shape import LayerKind
+from handrail_doctor.kv_size.shape import AUTO, KV_DTYPES, LayerKind
 from handrail_doctor.kv_size.size import BLOCK_SIZE, LayerGroupSize, Serving, Sizes, sizes
 
 DEFAULT_TOKENS: Final = 10_000

@@ -12,8 +12,7 @@ from handrail_cli.formatting import format_bytes
 from handrail_cli.sanitize import print_document
 from handrail_doctor.checks.all_checks import counts, nothing_was_judged
 from handrail_doctor.checks.result import CheckResult, CheckStatus
-from handrail_doctor.facts import Facts
-from handrail_doctor.pair import Placement
+from handrail_doctor.facts import Facts, Placement
 from handrail_doctor.prediction import Rate
 from handrail_doctor.split_worth import Criterion, CriterionSide, SplitAdvice, Worth, per_thousand_ns
 

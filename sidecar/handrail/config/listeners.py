@@ -1,4 +1,4 @@
-"""Listeners of a process: addresses that do not clash, TLS, tokens and the exceptions, and the ready file.
+"""Listeners of a process: addresses, TLS, tokens and the ready file.
 
 With ``tls.cert_file`` every listener uses TLS except those that ``plaintext`` names. A listener outside the loopback without TLS
 is an error unless ``plaintext`` names it.

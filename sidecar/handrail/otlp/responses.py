@@ -1,7 +1,8 @@
-"""Answers to an export: the statuses that refusals travel in, and what a peer's answer means for the batch.
+"""Answers to an export: their statuses, and what each means for the batch.
 
-A batch is accepted, to be sent again, or lost. The functions are pure. Source: OTLP specification 1.x, "Failures", "OTLP/gRPC
-Throttling", "OTLP/HTTP Response"; googleapis ``google/rpc/{status,error_details,code}.proto``; case G07.
+Refusals travel in ``google.rpc.Status`` and ``RetryInfo``. A batch is accepted, to be sent again, or lost. The functions are
+pure. Source: OTLP specification 1.x, "Failures", "OTLP/gRPC Throttling", "OTLP/HTTP Response"; googleapis
+``google/rpc/{status,error_details,code}.proto``; case G07.
 """
 
 from __future__ import annotations

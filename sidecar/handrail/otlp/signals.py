@@ -1,4 +1,4 @@
-"""Contract between an OTLP receiver and its consumer: signals, acknowledgement, refusals.
+"""Contract between an OTLP receiver and its consumer: signals and refusals.
 
 The sidecar's tap and the collector use it.
 """

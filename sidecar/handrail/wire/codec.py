@@ -172,7 +172,7 @@ class RecordTable(Generic[T]):
 
     @classmethod
     def prefixed(cls, kind: type[T], prefix: str, carried: Iterable[str]) -> RecordTable[T]:
-        """Table of every field but ``carried``, each named ``prefix`` and the field's name."""
+        """Table of every field but ``carried``, named ``prefix`` and the field's name."""
         left_out = frozenset(carried)
         chosen = (f.name for f in fields(kind))  # type: ignore[arg-type]  # T is a dataclass
         return cls(kind, {name: prefix + name for name in chosen if name not in left_out})

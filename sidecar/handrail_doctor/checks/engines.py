@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from handrail_doctor.checks.pair import MORE, shown
 from handrail_doctor.checks.result import CheckResult, failed, passed, skipped, warned
-from handrail_doctor.facts import ALL_PLUGINS, Facts, SourcedValue
+from handrail_doctor.facts import ALL_PLUGINS, SIDES, Facts, PairSide, Placement, SourcedValue
 from handrail_doctor.gather.reachability import is_loopback
-from handrail_doctor.pair import SIDES, PairSide, Placement
 
 _TELEMETRY_FAMILIES: Final = ("vllm:num_requests_running", "vllm:time_to_first_token_seconds")
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from handrail_doctor.checks.result import CheckResult, failed, passed, skipped, warned
-from handrail_doctor.facts import Facts
-from handrail_doctor.gpu_path import (
+from handrail_doctor.facts import Facts, P2pStatus, PairSide, Placement
+from handrail_doctor.transports import (
     chosen,
     connector,
     get_zcopy,
@@ -22,8 +22,6 @@ from handrail_doctor.gpu_path import (
     pulls_over_cuda_ipc,
     used,
 )
-from handrail_doctor.host_facts import P2pStatus
-from handrail_doctor.pair import PairSide, Placement
 
 _STAGED = (
     "without peer-to-peer every block is copied through host memory: 470 MB took 1.3 s on two L40S, and the median time to first "

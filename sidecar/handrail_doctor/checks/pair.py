@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from handrail_doctor.checks.result import CheckResult, failed, passed, skipped, warned
-from handrail_doctor.facts import Facts, SourcedValue
+from handrail_doctor.facts import SIDES, Facts, PairSide, SourcedValue
 from handrail_doctor.kv_size.shape import LayerKind
-from handrail_doctor.pair import SIDES, PairSide
 
 _NIXL_PULL: Final = ("NixlConnector", "NixlPullConnector")
 _HASHED: Final = "NIXL's handshake compares it and refuses the peer, so every hand-off fails"

@@ -10,8 +10,7 @@ from typing import Final
 
 from handrail.durations import format_duration
 from handrail_doctor.checks.result import CheckResult, failed, passed, skipped, warned
-from handrail_doctor.facts import ClockPair, Facts, Reach, SideChannel
-from handrail_doctor.pair import PairSide
+from handrail_doctor.facts import ClockPair, Facts, PairSide, Reach, SideChannel
 from handrail_doctor.prediction import predicted
 
 LEASE_S: Final = 30.0

@@ -10,11 +10,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from handrail_doctor.checks.result import CheckResult, failed, passed, skipped, warned
-from handrail_doctor.facts import Facts, SourcedValue
-from handrail_doctor.gpu_path import has_rdma
-from handrail_doctor.host_facts import RdmaPort
-from handrail_doctor.pair import SIDES, PairSide, Placement
-from handrail_doctor.ucx import RDMA, devices, transports
+from handrail_doctor.facts import SIDES, Facts, PairSide, Placement, RdmaPort, SourcedValue
+from handrail_doctor.transports import RDMA, devices, has_rdma, transports
 
 _ROCE_MTU: Final = 4200  # an Ethernet MTU from which RoCE can use its own 4096
 _SLOW_NIC: Final = 25e9

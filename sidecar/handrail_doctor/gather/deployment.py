@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from handrail_doctor.facts import ALL_PLUGINS, ANY, Setup
-from handrail_doctor.pair import PairSide
+from handrail_doctor.facts import ALL_PLUGINS, ANY, PairSide, Setup
 
 _SERVES: Final = re.compile(r"\bvllm\s+serve\b|vllm\.entrypoints\.(?:openai\.api_server|cli)")
 _LATER: Final = re.compile(r"\$\{?\(?\w|\{\{")

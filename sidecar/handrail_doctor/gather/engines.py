@@ -19,9 +19,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from handrail_doctor.facts import ALL_PLUGINS, EngineView, HttpAnswer, LiveEngine, Setup
+from handrail_doctor.facts import ALL_PLUGINS, EngineView, HttpAnswer, LiveEngine, PairSide, Setup
 from handrail_doctor.gather.deployment import names_of, transfer_fields, whole
-from handrail_doctor.pair import PairSide
 from handrail_sidecar.engine_metrics.exposition import families_of, split_sample
 
 _MOST_BYTES: Final = 16 << 20

@@ -14,12 +14,15 @@ from urllib.parse import urlsplit
 
 from handrail.security.tokens import OPEN, Access
 from handrail_doctor.facts import (
+    SIDES,
     ClockPair,
     DoctorOptions,
     EngineView,
     Facts,
     ObservedTraffic,
     OtlpTarget,
+    PairSide,
+    Placement,
     Setup,
     SidecarSetup,
     SideChannel,
@@ -30,11 +33,10 @@ from handrail_doctor.gather.engines import ask_engine
 from handrail_doctor.gather.gpus import P2pReader
 from handrail_doctor.gather.host import read_host
 from handrail_doctor.gather.reachability import connect, export_nothing, is_local, is_loopback
-from handrail_doctor.kv_size.dtypes import AUTO
 from handrail_doctor.kv_size.keys import ModelConfigError
 from handrail_doctor.kv_size.read import CONFIG_FILE, read_model
+from handrail_doctor.kv_size.shape import AUTO
 from handrail_doctor.kv_size.size import BLOCK_SIZE, Serving, Sizes, sizes
-from handrail_doctor.pair import SIDES, PairSide, Placement
 
 SIDE_CHANNEL_PORT: Final = 5600
 """vLLM's default side-channel port; each data-parallel rank adds its number."""

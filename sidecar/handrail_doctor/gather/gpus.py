@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from handrail_doctor.host_facts import GpuFacts, GpusFacts, P2p, P2pStatus
+from handrail_doctor.facts import GpuFacts, GpusFacts, P2p, P2pStatus
 
 _MOST_GPUS: Final = 32  # GPUs of one host; the matrix grows with the square
 _MOST_LINKS: Final = 36

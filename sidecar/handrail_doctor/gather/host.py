@@ -12,10 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, TypeVar
 
+from handrail_doctor.facts import GpusFacts, HostFacts, PairSide
 from handrail_doctor.gather import sysfs
 from handrail_doctor.gather.gpus import P2pReader
-from handrail_doctor.host_facts import GpusFacts, HostFacts
-from handrail_doctor.pair import PairSide
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from handrail.device_counters.link import Nature
-from handrail_doctor.host_facts import Gid, Nic, RdmaPort
+from handrail_doctor.facts import Gid, Nic, RdmaPort
 from handrail_sidecar.links import nic, rdma, sysfs
 from handrail_sidecar.links.nic import NicReader
 from handrail_sidecar.links.rdma import PortReader

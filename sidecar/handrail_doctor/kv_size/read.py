@@ -15,12 +15,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from handrail_doctor.kv_size import patterns
-from handrail_doctor.kv_size.architectures import DEFAULTS, KNOWN, MLA, PLAIN
-from handrail_doctor.kv_size.dtypes import plain_dtype
+from handrail_doctor.kv_size.architectures import (
+    BOTH,
+    CHUNK,
+    DEFAULTS,
+    FULL,
+    KNOWN,
+    MLA,
+    NONE,
+    PLAIN,
+    STATE,
+    WINDOW,
+    layer_words,
+    shared_from,
+    state_layer,
+    window_of,
+)
 from handrail_doctor.kv_size.keys import Keys, ModelConfigError
-from handrail_doctor.kv_size.shape import Layer, LayerKind, ModelShape
-from handrail_doctor.kv_size.states import state_layer
+from handrail_doctor.kv_size.shape import Layer, LayerKind, ModelShape, plain_dtype
 
 CONFIG_FILE: Final = "config.json"
 _MOST_BYTES: Final = 16 * 2**20
@@ -178,24 +190,24 @@ def _layers(keys: Keys, model_type: str, depth: int, dtype: str) -> list[Layer]:
 
     A layer that attends and has a state counts as two.
     """
-    words = patterns.layer_words(keys, model_type, depth)
-    shared = patterns.shared_from(keys, model_type, depth)
-    attends = any(word in (patterns.FULL, patterns.WINDOW, patterns.CHUNK, patterns.BOTH) for word in words)
-    stateful = any(word in (patterns.STATE, patterns.BOTH) for word in words)
+    words = layer_words(keys, model_type, depth)
+    shared = shared_from(keys, model_type, depth)
+    attends = any(word in (FULL, WINDOW, CHUNK, BOTH) for word in words)
+    stateful = any(word in (STATE, BOTH) for word in words)
     by_word = _attention(keys, model_type, words) if attends else {}
     state = state_layer(keys, model_type, dtype) if stateful else None
     index = _index(keys, model_type)
     nothing = Layer(kind=LayerKind.NONE)
     found: list[Layer] = []
     for number, word in enumerate(words):
-        if word in (patterns.STATE, patterns.BOTH) and state is not None:
+        if word in (STATE, BOTH) and state is not None:
             found.append(state)
-        if word == patterns.NONE:
+        if word == NONE:
             found.append(nothing)
-        elif word != patterns.STATE and shared(number):
+        elif word != STATE and shared(number):
             found.append(Layer(kind=LayerKind.SHARED))
-        elif word != patterns.STATE:
-            found.append(by_word[patterns.FULL if word == patterns.BOTH else word])
+        elif word != STATE:
+            found.append(by_word[FULL if word == BOTH else word])
             if index is not None:
                 found.append(index)
     return found
@@ -208,7 +220,7 @@ def _attention(keys: Keys, model_type: str, words: list[str]) -> dict[str, Layer
         if model_type not in MLA:
             keys.assumed.append("kv_lora_rank is given, so it is taken to be served as MLA: one latent vector a token")
         row = latent + (keys.optional("qk_rope_head_dim", least=0) or 0)
-        return {patterns.FULL: Layer(kind=LayerKind.MLA, kv_heads=1, key_dim=row)}
+        return {FULL: Layer(kind=LayerKind.MLA, kv_heads=1, key_dim=row)}
     defaults = DEFAULTS.get(model_type, {})
     heads = keys.number(
         "num_attention_heads", "n_head", "n_heads", default=defaults.get("num_attention_heads"), why=_ARCHITECTURE
@@ -219,19 +231,19 @@ def _attention(keys: Keys, model_type: str, words: list[str]) -> dict[str, Layer
     if model_type == "minicpm3":
         value_dim = key_dim  # the engine pads the values
     full = Layer(kind=LayerKind.FULL, kv_heads=kv_heads, key_dim=key_dim, value_dim=value_dim)
-    found = {patterns.FULL: full}
-    if patterns.WINDOW in words:
-        window = patterns.window_of(keys, model_type) or keys.number(
+    found = {FULL: full}
+    if WINDOW in words:
+        window = window_of(keys, model_type) or keys.number(
             "sliding_window", default=defaults.get("sliding_window"), why=_ARCHITECTURE
         )
-        found[patterns.WINDOW] = replace(full, kind=LayerKind.WINDOW, window=window)
-    if patterns.CHUNK in words:
+        found[WINDOW] = replace(full, kind=LayerKind.WINDOW, window=window)
+    if CHUNK in words:
         chunk = keys.number("attention_chunk_size")
-        found[patterns.CHUNK] = replace(full, kind=LayerKind.CHUNK, window=chunk)
+        found[CHUNK] = replace(full, kind=LayerKind.CHUNK, window=chunk)
     if model_type == "gemma4_text" and keys.has("global_head_dim", "num_global_key_value_heads"):
         wide = keys.optional("global_head_dim") or key_dim
         few = keys.optional("num_global_key_value_heads") or kv_heads
-        found[patterns.FULL] = Layer(kind=LayerKind.FULL, kv_heads=few, key_dim=wide, value_dim=wide)
+        found[FULL] = Layer(kind=LayerKind.FULL, kv_heads=few, key_dim=wide, value_dim=wide)
     return found
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from handrail.config.types import nearest
-from handrail_doctor.kv_size.dtypes import (
+from handrail_doctor.kv_size.keys import ModelConfigError
+from handrail_doctor.kv_size.shape import (
     AUTO,
     DTYPE_BYTES,
     FP8_DS_MLA,
@@ -20,10 +21,11 @@ from handrail_doctor.kv_size.dtypes import (
     FP8_DS_MLA_LATENT,
     FP8_DS_MLA_ROPE,
     KV_DTYPES,
+    Layer,
+    LayerKind,
+    ModelShape,
     plain_dtype,
 )
-from handrail_doctor.kv_size.keys import ModelConfigError
-from handrail_doctor.kv_size.shape import Layer, LayerKind, ModelShape
 
 BLOCK_SIZE: Final = 16
 """vLLM's block on CUDA, in tokens."""

@@ -1,4 +1,4 @@
-"""Pass facts of logs, samples of metrics pages, and counts of requests to the exporter.
+"""Pass facts, samples of metrics pages and counts of requests to the exporter.
 
 The exporter spools them like a tapped batch.
 """

@@ -1,4 +1,4 @@
-"""State that the merges share: which engine this is, its reported facts, and the ids of its records.
+"""State that the merges share: the engine, its facts, the ids of its records.
 
 A record's span belongs to the engine's trace context if it had one, else to the trace that every sidecar derives from the
 request id.

@@ -1,4 +1,4 @@
-"""What the workers of an engine did for a KV load: their parts of it, and their handshakes with peers.
+"""What an engine's workers did for a KV load: their parts and handshakes.
 
 A load that needs a handshake waits for it, whichever load began it.
 """

@@ -1,4 +1,7 @@
-"""End a client's connection, so that the client never takes an answer that was cut for a whole one."""
+"""End a client's connection: answer, linger, close, reset.
+
+The client must never take an answer that was cut for a whole one.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ _REASONS: Final = {
 
 
 def error_answer(status: int, kind: str, message: str, *, head_only: bool) -> bytes:
-    """The proxy's own answer: an error object as OpenAI's API has it; the connection closes after it."""
+    """The proxy's own answer: an error object as OpenAI's API has it.
+
+    The connection closes after it.
+    """
     body = json.dumps({"error": {"message": f"handrail: {message}", "type": kind, "code": status}}).encode()
     retry = f"Retry-After: {RETRY_AFTER_S}\r\n" if status == 503 else ""
     head = (

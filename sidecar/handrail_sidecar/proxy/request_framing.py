@@ -101,7 +101,10 @@ class ChunkedBody:
         return pieces, at
 
     def framed(self, pieces: list[bytes]) -> bytes:
-        """``pieces`` as they go to the upstream: in chunks of our own, and the end with its trailers."""
+        """``pieces`` as they go to the upstream, in chunks of our own.
+
+        After the last of them the end, with its trailers.
+        """
         out = [encode(piece) for piece in pieces]
         if self.done:
             out += (LAST, self.trailers, b"\r\n")

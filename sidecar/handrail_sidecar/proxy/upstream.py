@@ -181,7 +181,10 @@ class UpstreamSide(asyncio.Protocol):
 
 
 async def connect(upstream: UpstreamSide, settings: ProxySettings) -> ConnectFailure | None:
-    """Open the connection of ``upstream``; it calls ``ClientConnection.connected`` when it is there."""
+    """Open the connection of ``upstream``.
+
+    ``upstream`` calls ``ClientConnection.connected`` when it is there. Returns None, or why there is none.
+    """
     loop, task, expired = asyncio.get_running_loop(), asyncio.current_task(), False
 
     def expire() -> None:

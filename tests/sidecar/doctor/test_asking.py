@@ -16,11 +16,10 @@ import pytest
 from aiohttp import web
 
 from doubles.doctor_servers import listening, serving
-from handrail_doctor.facts import ClockPair, EngineView, Reach
+from handrail_doctor.facts import ClockPair, EngineView, PairSide, Reach
 from handrail_doctor.gather.collector import ask_collector, traffic
 from handrail_doctor.gather.engines import ask_engine
 from handrail_doctor.gather.reachability import connect, export_nothing, is_local, is_loopback
-from handrail_doctor.pair import PairSide
 
 DATA = Path(__file__).parents[2] / "data/recordings"
 SECOND = 10**9

@@ -9,9 +9,7 @@ import pytest
 
 from builders.doctor_facts import SOCKET, D, P, facts, found, gpus, host, port, same_host, setup, verdict, view
 from handrail_doctor.checks.result import CheckStatus
-from handrail_doctor.facts import ANY, DoctorOptions, Facts
-from handrail_doctor.host_facts import GpusFacts, P2pStatus
-from handrail_doctor.pair import SIDES, Placement
+from handrail_doctor.facts import ANY, SIDES, DoctorOptions, Facts, GpusFacts, P2pStatus, Placement
 
 BOTH = frozenset(SIDES)
 

@@ -9,8 +9,7 @@ import pytest
 from builders.doctor_facts import D, P, facts, found, host, setup, verdict, view
 from handrail_doctor.checks.all_checks import findings
 from handrail_doctor.checks.result import CheckResult, CheckStatus
-from handrail_doctor.facts import ClockPair, DoctorOptions, Facts, OtlpTarget, Reach, SideChannel
-from handrail_doctor.pair import SIDES
+from handrail_doctor.facts import SIDES, ClockPair, DoctorOptions, Facts, OtlpTarget, Reach, SideChannel
 
 CHECK = "path.prefill_side_channel"
 

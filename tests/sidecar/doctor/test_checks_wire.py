@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from builders.doctor_facts import SOCKET, D, P, facts, found, gpus, host, port, same_host, setup, verdict, view
 from handrail_doctor.checks.result import CheckStatus
-from handrail_doctor.facts import Facts
-from handrail_doctor.host_facts import Gid, Nic, RdmaPort
-from handrail_doctor.pair import PairSide
+from handrail_doctor.facts import Facts, Gid, Nic, PairSide, RdmaPort
 from handrail_doctor.prediction import predicted
-from handrail_doctor.ucx import devices, transports
+from handrail_doctor.transports import devices, transports
 
 
 def on_ports(*ports: RdmaPort, env: dict[str, str] | None = None, **more: Any) -> Facts:

@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from doubles.doctor import pair_yaml
-from handrail_doctor.facts import ALL_PLUGINS, ANY
+from handrail_doctor.facts import ALL_PLUGINS, ANY, PairSide
 from handrail_doctor.gather.deployment import Started, engines_in
-from handrail_doctor.pair import PairSide
 
 KUBERNETES = """
 apiVersion: apps/v1

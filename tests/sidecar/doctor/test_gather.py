@@ -14,12 +14,10 @@ from doubles.doctor import NO_NVML, l40s, pair_yaml
 from doubles.doctor_servers import listening, serving
 from handrail_doctor.checks.all_checks import findings
 from handrail_doctor.checks.result import CheckStatus
-from handrail_doctor.facts import DoctorOptions, Facts, Reach, SidecarSetup
+from handrail_doctor.facts import SIDES, DoctorOptions, Facts, GpusFacts, PairSide, Placement, Reach, SidecarSetup
 from handrail_doctor.gather.deployment import Started, engines_in
 from handrail_doctor.gather.gather import Wanted, gather
-from handrail_doctor.host_facts import GpusFacts
 from handrail_doctor.kv_size.size import Serving
-from handrail_doctor.pair import SIDES, PairSide, Placement
 
 
 def started(**how: Any) -> tuple[Started, ...]:

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from builders.doctor_facts import SOCKET, D, facts, gpus, host, model, port, same_host, setup, view
-from handrail_doctor.facts import DoctorOptions, Facts, ObservedTraffic
-from handrail_doctor.host_facts import Nic, P2pStatus
-from handrail_doctor.pair import SIDES, Placement
+from handrail_doctor.facts import SIDES, DoctorOptions, Facts, Nic, ObservedTraffic, P2pStatus, Placement
 from handrail_doctor.prediction import Rate, RateSource, predicted
 from handrail_doctor.split_worth import CriterionSide, SplitAdvice, Worth, judged
 

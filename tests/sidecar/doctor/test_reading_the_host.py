@@ -11,11 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from doubles.doctor import CNS, ROCE_GIDS, FakeGpu, FakeNvml, add_driver, add_nic, add_rdma, h100, write
+from handrail_doctor.facts import Gid, GpusFacts, P2pStatus, PairSide
 from handrail_doctor.gather import sysfs
 from handrail_doctor.gather.gpus import NvmlReader
 from handrail_doctor.gather.host import packages, plugin_found, read_host, within
-from handrail_doctor.host_facts import Gid, GpusFacts, P2pStatus
-from handrail_doctor.pair import PairSide
 
 # --- NVML -------------------------------------------------------------------------------------------------------------------
 
