@@ -19,8 +19,9 @@ from handrail_sim.emulator.delivery import AT_ONCE_NS, BUFFERED_TOKENS, delivere
 from handrail_sim.emulator.faults import Active, parse
 from handrail_sim.emulator.host import PAUSED_EVERY_NS, THROTTLED_NS, WATCH_NS, Hindrance, hindered_ns, hindrances
 from handrail_sim.emulator.observe import HostClock
-from handrail_sim.emulator.virtual_run import VirtualRunSettings, ran
+from handrail_sim.emulator.virtual_run import VirtualRunSettings
 from handrail_sim.virtual.engines import CLOCK_HERTZ, SAMPLE_NS, engine_records, processes
+from harness.virtual_runs import shared_run
 
 MS = 1_000_000
 S = 1000 * MS
@@ -79,8 +80,8 @@ def test_nothing_hinders_where_there_is_nothing() -> None:
 @pytest.mark.parametrize(("fault", "excess_ns"), [("host_pause:d0:0.2", 150 * MS), ("gpu_throttled:d0:4", 20 * MS)])
 def test_streams_of_that_host_stand_still_and_those_of_others_do_not(fault: str, excess_ns: int) -> None:
     settings = VirtualRunSettings(scenario=SPLIT, requests=80, seed=3)
-    healthy = ran(settings)
-    struck = ran(replace(settings, faults=(parse(fault, SPLIT.hosts()),)))
+    healthy = shared_run(settings)
+    struck = shared_run(replace(settings, faults=(parse(fault, SPLIT.hosts()),)))
     at: dict[str, list[int]] = {"d0": [], "d1": []}
     for well, ill in zip(healthy.flights, struck.flights, strict=True):
         at[well.plan.decode_host].append(max(ill.gaps_ns) - max(well.gaps_ns))
@@ -90,7 +91,7 @@ def test_streams_of_that_host_stand_still_and_those_of_others_do_not(fault: str,
 
 def test_what_is_seen_of_it() -> None:
     faults = (parse("host_pause:d0:0.2", SPLIT.hosts()), parse("gpu_throttled:d1:4", SPLIT.hosts()))
-    run = ran(VirtualRunSettings(scenario=SPLIT, requests=80, seed=3, faults=faults))
+    run = shared_run(VirtualRunSettings(scenario=SPLIT, requests=80, seed=3, faults=faults))
     over = 60 * S
     records = [one for _, one in engine_records(run, processes(SPLIT), {host: HostClock() for host in run.steps}, over)]
     seen = [one for one in records if isinstance(one, ProcessEvent)]
@@ -118,7 +119,7 @@ def test_what_is_seen_of_it() -> None:
 
 def test_tokens_that_are_computed_again_are_counted_apart() -> None:
     fault = parse("preemption_storm:d0:2", SPLIT.hosts())
-    run = ran(VirtualRunSettings(scenario=SPLIT, requests=60, seed=3, faults=(fault,)))
+    run = shared_run(VirtualRunSettings(scenario=SPLIT, requests=60, seed=3, faults=(fault,)))
     steps = [(host, step) for host, ended in run.steps.items() for _, step in ended]
     assert sum(step.preemptions for _, step in steps) == sum(flight.preemptions for flight in run.flights) > 10
     assert all(host == "d0" for host, step in steps if step.resumed_tokens)

@@ -21,6 +21,7 @@ from handrail_sim.emulator.observe import STARTED_UNIX_NS, EngineObservation, Pr
 from handrail_sim.emulator.scenario import Scenario
 from handrail_sim.emulator.truth import FetchTruth, RequestTruth, TrueOutcome, TruePhase, excess
 from handrail_sim.emulator.virtual_run import SimulationError, VirtualRequest, VirtualRunSettings, simulate
+from harness.virtual_runs import shared_requests
 
 SPLIT = scenarios.load("split")
 COLLOCATED = scenarios.load("collocated")
@@ -28,9 +29,13 @@ TRACES = Path(__file__).parents[1] / "data" / "request_traces"
 MS = 1_000_000
 
 
-def simulate_run(*faults: str, scenario: Scenario = SPLIT, requests: int = 300, seed: int = 1) -> list[VirtualRequest]:
+def chosen(*faults: str, scenario: Scenario = SPLIT, requests: int = 300, seed: int = 1) -> VirtualRunSettings:
     parsed = tuple(parse(text, scenario.hosts()) for text in faults)
-    return simulate(VirtualRunSettings(scenario=scenario, requests=requests, seed=seed, faults=parsed))
+    return VirtualRunSettings(scenario=scenario, requests=requests, seed=seed, faults=parsed)
+
+
+def simulate_run(*faults: str, scenario: Scenario = SPLIT, requests: int = 300, seed: int = 1) -> list[VirtualRequest]:
+    return shared_requests(chosen(*faults, scenario=scenario, requests=requests, seed=seed))
 
 
 def slow(run: list[VirtualRequest]) -> Counter[tuple[TruePhase | None, str | None]]:
@@ -119,7 +124,8 @@ def test_a_healthy_fleet_answers_all(scenario: Scenario) -> None:
 
 
 def test_equal_seeds_give_equal_runs() -> None:
-    assert truths(simulate_run("slow_link:*:3")) == truths(simulate_run("slow_link:*:3"))
+    once, again = simulate(chosen("slow_link:*:3")), simulate(chosen("slow_link:*:3"))
+    assert [(one.truth, one.excess) for one in once] == [(one.truth, one.excess) for one in again]
     assert truths(simulate_run()) != truths(simulate_run(seed=2))
 
 

@@ -22,8 +22,9 @@ from handrail_collector.rows import StallRow
 from handrail_sim.emulator.delivery import delivered
 from handrail_sim.emulator.observe import STARTED_UNIX_NS
 from handrail_sim.emulator.simulate import Flight, Ran
-from handrail_sim.emulator.virtual_run import VirtualRunSettings, ran
+from handrail_sim.emulator.virtual_run import VirtualRunSettings
 from handrail_sim.virtual.observers import arrivals, engine_arrivals
+from harness.virtual_runs import shared_run
 
 NEARBY: Final = 8
 """Gaps before and after that are compared too.
@@ -75,7 +76,7 @@ class Score:
 
 
 def fly(setting: Setting, requests: int, seed: int) -> Ran:
-    return ran(VirtualRunSettings(scenario=setting.scenario, requests=requests, seed=seed, faults=setting.faults))
+    return shared_run(VirtualRunSettings(scenario=setting.scenario, requests=requests, seed=seed, faults=setting.faults))
 
 
 def received_records(setting: Setting, flown: Ran, seed: int) -> list[tuple[int, Any]]:

@@ -83,10 +83,22 @@ def simulate(settings: VirtualRunSettings) -> list[VirtualRequest]:
 
     Raises ``SimulationError`` and ``OSError``.
     """
-    try:
-        return _simulate(settings)
-    except ValueError as error:
-        raise SimulationError(str(error)) from None
+    healthy = fly(dataclasses.replace(settings, faults=())) if settings.faults else None
+    return compared(settings.scenario, fly(settings), healthy)
+
+
+def compared(scenario: Scenario, flights: Sequence[Flight], healthy: Sequence[Flight] | None) -> list[VirtualRequest]:
+    """Return each request of a run with its truth, and its excess over the run without the faults.
+
+    ``healthy``: that run's flights; None where there were no faults.
+    """
+    truths = [record(scenario, flight) for flight in flights]
+    if healthy is None:
+        return [VirtualRequest(truth, None, flight) for truth, flight in zip(truths, flights, strict=True)]
+    return [
+        VirtualRequest(truth, excess(record(scenario, well), truth), flight)
+        for well, truth, flight in zip(healthy, truths, flights, strict=True)
+    ]
 
 
 def fly(settings: VirtualRunSettings, progress: Callable[[int], None] | None = None) -> list[Flight]:
@@ -115,19 +127,6 @@ def plan_requests(settings: VirtualRunSettings) -> list[WorkloadRequest]:
     else:
         arrivals = repeat(read_trace(settings.trace), settings.requests, settings.rate)
     return plans(settings.scenario, arrivals, settings.seed)
-
-
-def _simulate(settings: VirtualRunSettings) -> list[VirtualRequest]:
-    scenario, seed = settings.scenario, settings.seed
-    wanted = plan_requests(settings)
-    flights = Simulation(scenario, wanted, seed, settings.faults).run()
-    truths = [record(scenario, flight) for flight in flights]
-    if not settings.faults:
-        return [VirtualRequest(truth, None, flight) for truth, flight in zip(truths, flights, strict=True)]
-    healthy = [record(scenario, flight) for flight in Simulation(scenario, wanted, seed).run()]
-    return [
-        VirtualRequest(truth, excess(well, truth), flight) for well, truth, flight in zip(healthy, truths, flights, strict=True)
-    ]
 
 
 def lines(settings: VirtualRunSettings, virtual_requests: Sequence[VirtualRequest]) -> Iterator[str]:
