@@ -21,11 +21,19 @@ REQUESTS = 1000
 MS = 1_000_000
 
 
+def test_on_l40s_a_small_run_shows_mended_gaps_and_a_late_first_token() -> None:
+    collocated, split = (figures(run(name, SEED, 200, 0.4, None)) for name in ("l40s-chunked", "l40s-split"))
+    assert split[ExperimentMeasure.GAP_P99] < collocated[ExperimentMeasure.GAP_P99] / 2
+    assert split[ExperimentMeasure.TTFT_P50] > 2.5 * collocated[ExperimentMeasure.TTFT_P50]
+    assert split[ExperimentMeasure.TRANSFER_LEAST] == pytest.approx(1300, rel=0.01)
+
+
 @cache
 def read(scenario: str, arrivals_per_s: float | None = None, batch_tokens: int | None = None) -> dict[ExperimentMeasure, float]:
     return figures(run(scenario, SEED, REQUESTS, arrivals_per_s, batch_tokens))
 
 
+@pytest.mark.eval
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: f"{point.kind.value} {point.name}")
 def test_each_published_point_is_met(point: Point) -> None:
     assert point.fits(read(point.scenario, point.arrivals_per_s)[point.figure])
@@ -39,6 +47,7 @@ def test_a_point_fits_within_a_tenth_and_a_range_widened_by_one() -> None:
     assert [between.ratio(value) for value in (10, 30, 100)] == [0.5, 1.0, 2.0]
 
 
+@pytest.mark.eval
 def test_the_published_collocation_chunked_its_prompts() -> None:
     """Whole prompts would stall fewer streams for far longer.
 
@@ -53,6 +62,7 @@ def test_the_published_collocation_chunked_its_prompts() -> None:
         assert not tail[rate].fits(read("l40s-plain", rate)[ExperimentMeasure.GAP_P99])
 
 
+@pytest.mark.eval
 def test_on_l40s_the_split_mends_the_gaps_and_loses_the_first_token() -> None:
     collocated, split = read("l40s-chunked", 0.4), read("l40s-split", 0.4)
     assert split[ExperimentMeasure.GAP_P99] < collocated[ExperimentMeasure.GAP_P99] / 4
@@ -60,6 +70,7 @@ def test_on_l40s_the_split_mends_the_gaps_and_loses_the_first_token() -> None:
     assert split[ExperimentMeasure.TRANSFER_LEAST] == pytest.approx(1300, rel=0.01)
 
 
+@pytest.mark.eval
 def test_on_h100_the_split_meets_what_the_others_do_not() -> None:
     met = {name: share_met(OBJECTIVE, run(name, SEED, REQUESTS)) for name in experiment.H100_ARMS}
     assert met["h100-70b-split"] > 0.9
@@ -68,6 +79,7 @@ def test_on_h100_the_split_meets_what_the_others_do_not() -> None:
     assert read("h100-70b-split")[ExperimentMeasure.TRANSFER_LEAST] == pytest.approx(experiment.H100_TRANSFER_MS, rel=0.02)
 
 
+@pytest.mark.eval
 def test_on_h100_small_chunks_mend_the_gaps_too_but_neither_the_first_token_nor_the_mean() -> None:
     small, split = read("h100-70b-chunked", None, 512), read("h100-70b-split")
     assert small[ExperimentMeasure.GAP_P99] < OBJECTIVE.gap_ms
@@ -86,7 +98,7 @@ def test_the_arms_of_an_experiment_differ_in_nothing_but_what_they_compare(arms:
 
 def test_nothing_fails_and_nothing_is_preempted_at_the_scenarios_own_rates() -> None:
     for name in ("l40s-chunked", "l40s-split", *experiment.H100_ARMS):
-        assert {(truth.outcome, truth.preemptions) for truth in run(name, SEED, 300)} == {(TrueOutcome.OK, 0)}
+        assert {(truth.outcome, truth.preemptions) for truth in run(name, SEED, 200)} == {(TrueOutcome.OK, 0)}
 
 
 def test_an_objective_is_about_both_the_first_token_and_the_gaps() -> None:
