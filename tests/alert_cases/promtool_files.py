@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,16 +34,19 @@ _GOT: Final = re.compile(r"Labels:(\{.*\})\s+Annotations:(\{.*\})")
 _PAIR: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
+@cache
 def rule_files() -> dict[str, str]:
     """Map each alert to the name of the file that has its rules."""
     return {alert.name: name for name, groups in files(load()).items() for group in groups for alert in group.alerts}
 
 
+@cache
 def rules_of(alert: str) -> tuple[Alert, ...]:
     """Return the rules of that name."""
     return tuple(rule for groups in files(load()).values() for group in groups for rule in group.alerts if rule.name == alert)
 
 
+@cache
 def suites() -> dict[str, list[Case]]:
     """Return the cases of each test file."""
     where, found = rule_files(), dict[str, list[Case]]()
