@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Programs that tests run and pip cannot give. Names as arguments; by default those of the README's test command. Installs what is
-# missing on Debian and Ubuntu as root; elsewhere says how, and the tests that need them are skipped with the reason.
+# missing on Debian and Ubuntu as root; elsewhere says how, and the tests that need them are skipped with the reason (in CI they fail).
 set -euo pipefail
 declare -A package=(
     [gcc]="gcc libc6-dev" [promtool]=prometheus [prometheus]=prometheus [amtool]=prometheus-alertmanager
@@ -8,7 +8,10 @@ declare -A package=(
     [faketime]=faketime [ip]=iproute2
     [node]=nodejs [npm]=npm [chromium]="chromium fonts-dejavu-core"
 )
-[ "$#" -gt 0 ] || set -- gcc promtool amtool node npm systemd-analyze setpriv findmnt mount
+if [ "$#" = 0 ]; then
+    set -- gcc promtool amtool node npm
+    [ "$(uname)" != Linux ] || set -- "$@" systemd-analyze setpriv findmnt mount
+fi
 packages=()
 missing=()
 for program in "$@"; do
@@ -28,6 +31,6 @@ fi
 {
     echo "not on this machine: ${missing[*]}. The tests that need them are skipped. To have them:"
     echo "  Debian, Ubuntu: sudo apt-get install --no-install-recommends ${packages[*]}"
-    echo "  Fedora:         sudo dnf install gcc golang-github-prometheus golang-github-prometheus-alertmanager libfaketime iproute nodejs npm chromium"
+    echo "  Fedora:         sudo dnf install gcc golang-github-prometheus golang-github-prometheus-alertmanager libfaketime iproute nodejs npm chromium systemd util-linux"
     echo "  macOS:          xcode-select --install; brew install prometheus alertmanager node chromium"
 } >&2

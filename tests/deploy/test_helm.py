@@ -73,7 +73,7 @@ def test_objects_are_what_kubernetes_takes(values: str) -> None:
 
 
 def test_helm_lints_it() -> None:
-    helm = package("helm_python")
+    helm = package("helm_python", "helm-python-sdk")
     answer = helm.lint(str(CHART), {"tls": {"mode": "plaintext"}}, strict=True)
     assert answer["errors"] == []
     assert [each["error"] for each in answer["messages"]] == ["icon is recommended"]

