@@ -25,7 +25,7 @@ from handrail_cli.commands.gpus import sample_json
 from handrail_sidecar.gpu.devices import NvmlUnavailable, open_nvml
 from handrail_sidecar.gpu.sampler import Sampler
 from handrail_sidecar.gpu.state import SamplerSettings
-from handrail_sidecar.gpu.view import absences, all_steps, supported
+from handrail_sidecar.gpu.view import absences, all_tasks, supported
 
 NO_GPU: Final = 3
 _COPY_BYTES: Final = 1 << 30
@@ -103,7 +103,7 @@ class Recorder:
     def __enter__(self) -> Recorder:
         self.sampler.start()
         deadline = time.monotonic() + 60
-        while not (self.samples and all(step.calls for step in all_steps(self.sampler))) and time.monotonic() < deadline:
+        while not (self.samples and all(task.calls for task in all_tasks(self.sampler))) and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(1.5)  # a second time, for what is read once a second
         return self
@@ -188,11 +188,11 @@ def _availability(sampler: Sampler) -> dict[str, Any]:
 
 def _latencies(sampler: Sampler) -> list[dict[str, Any]]:
     found: dict[str, list[float]] = {}
-    for step in all_steps(sampler):
-        known = found.setdefault(step.name, [0, 0, 0])
-        known[0] += step.calls
-        known[1] += step.spent_ns / 1e3
-        known[2] = max(known[2], step.longest_ns / 1e3)
+    for task in all_tasks(sampler):
+        known = found.setdefault(task.name, [0, 0, 0])
+        known[0] += task.calls
+        known[1] += task.spent_ns / 1e3
+        known[2] = max(known[2], task.longest_ns / 1e3)
     return [
         {"call": name, "calls": calls, "mean_us": round(spent / calls, 1) if calls else 0.0, "longest_us": round(longest, 1)}
         for name, (calls, spent, longest) in sorted(found.items())

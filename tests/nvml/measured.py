@@ -13,14 +13,13 @@ from typing import Any, Final
 
 from handrail.device_counters.gpu import Pace
 from handrail.records.devices import DeviceSample
-from handrail_sidecar.gpu.call_batch import read_round
 from handrail_sidecar.gpu.devices import list_gpus, open_nvml
 from handrail_sidecar.gpu.reader import DeviceReader
 from handrail_sidecar.gpu.sampler import Sampler
 from handrail_sidecar.gpu.state import SamplerSettings, SystemClock
-from handrail_sidecar.gpu.view import all_steps
+from handrail_sidecar.gpu.view import all_tasks
 from nvml.scenario import UNSIGNED_INT, Scenario, h100
-from nvml.virtual import PROCESS
+from nvml.virtual import PROCESS, at_pace, in_loop, read_once
 
 LATENCIES: Final = {
     "field.197": 150e-6,
@@ -116,10 +115,9 @@ def bare(seconds: float) -> float:
     readers = [DeviceReader(nvml, gpu, clock, PROCESS, 100_000_000, together=8) for gpu in list_gpus(nvml)[0]]
     for _ in range(8):  # until bytes are read with the windows
         for reader in readers:
-            for job in reader.lane_jobs():
-                read_round(job, clock)
+            read_once(reader, in_loop(reader), clock)
         time.sleep(0.2)
-    ticks, windows = ([step.asking() for each in readers for step in each.jobs[pace].steps] for pace in (Pace.TICK, Pace.WINDOW))
+    ticks, windows = ([task.call for each in readers for task in at_pace(each, pace)] for pace in (Pace.TICK, Pace.WINDOW))
     began, cpu, tick = time.monotonic(), time.process_time(), 0
     while time.monotonic() - began < seconds:
         for call in ticks if tick % TICKS_A_WINDOW else [*ticks, *windows]:
@@ -163,4 +161,4 @@ def gaps(seconds: float, interval_ms: float = 100.0) -> dict[str, Any]:
 
 
 def _inside(sampler: Sampler) -> float:
-    return sum(step.spent_ns for step in all_steps(sampler)) / 1e9
+    return sum(task.spent_ns for task in all_tasks(sampler)) / 1e9

@@ -16,15 +16,14 @@ from handrail.device_counters.gpu import Pace
 from handrail.records import ProcessEvent
 from handrail.records.devices import DeviceSample
 from handrail_sidecar.gpu import view as view_module
-from handrail_sidecar.gpu import worker as lane_module
 from handrail_sidecar.gpu.devices import NvmlUnavailable, open_nvml
-from handrail_sidecar.gpu.reader import Laid
+from handrail_sidecar.gpu.nvml_calls import CallTask
 from handrail_sidecar.gpu.sampler import Sampler
 from handrail_sidecar.gpu.state import SamplerSettings
-from handrail_sidecar.gpu.steps import CallStep
 from handrail_sidecar.gpu.view import absences, fresh_values
+from handrail_sidecar.sampling import worker as worker_module
 from nvml.child import control
-from nvml.virtual import PROCESS
+from nvml.virtual import PROCESS, at_pace
 
 _S = 10**9
 
@@ -90,7 +89,7 @@ def hang(hung: str, others: list[str], period_ms: int = 50) -> dict[str, Any]:
 
     When released, the call returns and one thread reads all values again.
     """
-    lane_module.QUIET_ROUNDS = 5  # type: ignore[misc]
+    worker_module.WELL_NS = 250_000_000  # type: ignore[misc]
     running = Running(period_ns=period_ms * 1_000_000)
     sampler = running.sampler
     running.until(lambda: sampler.stats.given_up > 0)
@@ -98,15 +97,11 @@ def hang(hung: str, others: list[str], period_ms: int = 50) -> dict[str, Any]:
         running.more(name, 1)
         running.more(name, 0)
     during = running.count(hung, 1)
-    hanging = [name for _, name, _ in sampler.lanes.hanging(sampler.now_ns(), 0)] if sampler.lanes else []
+    hanging = [task.name for task, _ in sampler.hanging()]
     page = {value.name for device, value in fresh_values(sampler) if device.index == 1}
     control().release()
     running.until(lambda: running.count(hung, 1) > during)
-    running.until(
-        lambda: sampler.lanes is not None and not any(lane.alone for lane in sampler.lanes.all())
-    )  # it has rejoined its GPU
-    lane_module.CALM_NS = 0  # type: ignore[misc]
-    running.until(lambda: sampler.lanes is not None and len(sampler.lanes.all()) == 1)
+    running.until(lambda: sampler.pool is not None and len(sampler.pool.workers()) == 1)  # all have rejoined
     for index in (0, 1):
         running.more("power_watts", index)
         running.more(hung, index)
@@ -117,7 +112,7 @@ def hang(hung: str, others: list[str], period_ms: int = 50) -> dict[str, Any]:
         "fresh": sorted(page),
         "after": running.count(hung, 1),
         "not_replaced": sampler.stats.not_replaced,
-        "steps": sorted(step.name for step in sampler.readers["GPU-fake-1"].jobs[Pace.TICK].steps),
+        "steps": sorted(task.name for task in at_pace(sampler.readers["GPU-fake-1"], Pace.TICK)),
     }
     sampler.stop()
     return after
@@ -152,10 +147,10 @@ def everything_of_one_gpu_hangs() -> dict[str, Any]:
     control().set(1 * _S)
     running.until(lambda: sampler.stats.not_replaced > 0)
     running.more("utilization_ratio", 0, by=20)
-    lanes = sampler.lanes.all() if sampler.lanes else []
-    given_up = [lane for lane in lanes if (lane.alone or lane.given_up) and lane.reader.gpu.device.index == 1]
+    workers = sampler.pool.workers() if sampler.pool else []
+    given_up = [each for each in workers if each.alone is not None and each.alone.device == "1"]
     sampler.stop(0.2)
-    return {"threads": len(lanes), "given_up": len(given_up), "faults": sampler.stats.faults}
+    return {"threads": len(workers), "given_up": len(given_up), "faults": sampler.stats.faults}
 
 
 def hangs_from_the_start() -> dict[str, Any]:
@@ -221,24 +216,27 @@ def samples_to_the_end(lost: bool) -> dict[str, Any]:
     running.until(lambda: "GPU-fake-1" in running.sampler.readers)
     reader = running.sampler.readers["GPU-fake-1"]
     running.more("clock_hertz", 1, by=12)
-    (step,) = [each for each in reader.jobs[Pace.TICK].steps if each.name == "nvmlDeviceGetClockInfo 1"]
-    assert isinstance(step, CallStep)
-    query = step.calls  # calls whose answers were reported
-    call = step._ask
+    (task,) = [each for each in reader.tasks if each.name == "nvmlDeviceGetClockInfo 1"]
+    assert isinstance(task, CallTask)
+    query, stops_within_it = task.calls, False  # calls whose answers were reported
+    call = task._ask
 
     def counted() -> Any:
         nonlocal query
         answer = call()
         query += 1
+        if stops_within_it and running.sampler.pool is not None:
+            running.sampler.pool.stopped = True
         return answer
 
-    step._ask = counted
-    reader.jobs[Pace.TICK]._laid = Laid((), running.sampler.now_ns)  # rebuilt with the counting call
+    stops_within_it = False
+    task._ask = counted
     if lost:
         control().set(3 * _S)
         running.until(lambda: "gpu_lost" in running.kinds())
     else:
-        running.until(lambda: query > running.count("clock_hertz", 1, "sm") + 3)  # some answers are not reported yet
+        stops_within_it = True
+        running.until(lambda: running.sampler.pool is None or running.sampler.pool.stopped)
         running.sampler.stop(30.0)
     found = {"asked": query, "told": running.count("clock_hertz", 1, "sm")}
     running.sampler.stop()
@@ -294,7 +292,7 @@ def unknown_then_refused() -> dict[str, Any]:
             f"{uuid} {name}": code for uuid, reader in sampler.readers.items() for (name, _), code in reader.absent.items()
         },
         "orin_values": sorted({each.name for sample in running.samples if sample.device.index == 1 for each in sample.values}),
-        "alive": bool(sampler.lanes and sampler.lanes.all()),
+        "alive": bool(sampler.pool and sampler.pool.workers()),
         "faults": sampler.stats.faults,
     }
     sampler.stop()
@@ -326,8 +324,8 @@ def snapshots() -> dict[str, Any]:
         for each in sample.values
         if each.name == "pcie_snapshot_bytes_per_second"
     }
-    lanes = running.sampler.lanes
-    apart = [lane.name for lane in lanes.all() if any(job.pace is Pace.SNAPSHOT for job in lane.jobs)] if lanes else []
+    readers = list(running.sampler.readers.values())
+    apart = [task.worker.group for reader in readers for task in at_pace(reader, Pace.SNAPSHOT) if task.worker is not None]
     in_loop = any(
         {"utilization_ratio", "pcie_snapshot_bytes_per_second"} <= {each.name for each in sample.values}
         for sample in running.samples

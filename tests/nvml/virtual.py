@@ -1,25 +1,26 @@
 """Functions that tests run in a child with the double, in virtual time.
 
 Each function returns plain data for the test to check.
-No threads run: jobs are read when they are due, and the reader uses the double's clock.
+No threads run: calls are made when they are due, and the reader uses the double's clock.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from handrail.device_counters.gpu import Pace
 from handrail.records import Process, Role
 from handrail.records.devices import DeviceSample
-from handrail_sidecar.gpu.call_batch import read_round
 from handrail_sidecar.gpu.devices import list_gpus, open_nvml, versions
+from handrail_sidecar.gpu.gpm import GpmTask
+from handrail_sidecar.gpu.nvml_calls import NvmlTask
 from handrail_sidecar.gpu.processes import processes_of
-from handrail_sidecar.gpu.reader import DeviceReader, ReadingJob
+from handrail_sidecar.gpu.reader import DeviceReader
 from handrail_sidecar.gpu.view import absences
 from handrail_sidecar.gpu.visible import Visible
-from handrail_sidecar.gpu.window import GpmStep
+from handrail_sidecar.sampling.worker import Reading
 from nvml.child import control
 
 PROCESS = Process(role=Role.DECODE, instance="10.0.0.7:8200", host="h")
@@ -45,8 +46,26 @@ def readers(clock: VirtualClock, period_ns: int = 100_000_000) -> list[DeviceRea
     return [DeviceReader(nvml, gpu, clock, PROCESS, period_ns, together=len(gpus)) for gpu in gpus]
 
 
-def jobs_of(all_readers: list[DeviceReader]) -> list[ReadingJob]:
-    return [job for reader in all_readers for job in reader.lane_jobs()]
+def read_once(reader: DeviceReader, tasks: Sequence[NvmlTask], clock: Any) -> DeviceSample | None:
+    """Make these calls of a device once, in this thread."""
+    readings = []
+    for task in tasks:
+        missed, began_ns = task.plan(clock.mono_ns()), clock.mono_ns()
+        try:
+            answer = task.call()
+        except Exception as error:
+            answer = error
+        readings.append(Reading(task, answer, began_ns, clock.mono_ns(), missed))
+    return reader.take(readings) if readings else None
+
+
+def in_loop(reader: DeviceReader) -> list[NvmlTask]:
+    """Return the calls that do not block by design."""
+    return [task for task in reader.tasks if task.pace is not Pace.SNAPSHOT]
+
+
+def at_pace(reader: DeviceReader, *paces: Pace) -> list[NvmlTask]:
+    return [task for task in reader.tasks if task.pace in paces]
 
 
 def virtual(
@@ -57,24 +76,19 @@ def virtual(
 ) -> Iterator[DeviceSample]:
     """Yield every sample of a time span.
 
-    Each job is read ``late_ns`` after it is due. ``of``: readers that the caller made.
+    Each device is read ``late_ns`` after a call is due, once for all that is due then. ``of``: readers that the caller made.
     """
     clock = VirtualClock()
-    all_readers = of if of is not None else readers(clock, period_ns)
-    jobs, rounds = jobs_of(all_readers), 0
-    for job in jobs:
-        job.begin_at(1)
+    all_readers, rounds = of if of is not None else readers(clock, period_ns), 0
     while True:
-        job = min(jobs, key=lambda each: each.next_ns)
-        if job.next_ns > seconds * 1e9:
+        due_ns, reader = min(
+            ((task.next_ns, reader) for reader in all_readers for task in in_loop(reader)), key=lambda each: each[0]
+        )
+        if due_ns >= seconds * 1e9:
             return
         rounds += 1
-        clock.control.set(max(clock.control.now_ns, job.next_ns + late_ns(rounds)))
-        before = job.reader.lane_jobs()
-        sample = read_round(job, clock)
-        job.plan_next(clock.mono_ns())
-        if job.reader.lane_jobs() != before:
-            jobs = jobs_of(all_readers)
+        clock.control.set(max(clock.control.now_ns, 1, due_ns + late_ns(rounds)))
+        sample = read_once(reader, [task for task in in_loop(reader) if task.next_ns <= due_ns], clock)
         if sample is not None:
             yield sample
 
@@ -128,28 +142,18 @@ def paces(seconds: float) -> dict[str, Any]:
 def windows_apart(seconds: float) -> dict[str, Any]:
     """Return the age (ms) of the last byte reading after performance monitoring hangs.
 
-    Performance monitoring hangs at its second read and then goes on alone.
+    Performance monitoring hangs at its second read and is read in rounds of its own from then on.
     """
     clock = VirtualClock()
     (reader,) = readers(clock)
-    alone: list[ReadingJob] = []
-    lane: list[ReadingJob] = []
     for tick in range(1, int(seconds * 10)):
         clock.control.set(tick * 100_000_000)
-        lane = lane or reader.lane_jobs()
-        for job in [*lane, *alone]:
-            job.begin_at(clock.mono_ns())
-            if job.next_ns <= clock.mono_ns():
-                before = reader.lane_jobs()
-                read_round(job, clock)
-                job.plan_next(clock.mono_ns())
-                if job not in alone and reader.lane_jobs() != before:
-                    lane = reader.lane_jobs()  # as a lane does, and only after its own rounds
-        windows = reader.jobs[Pace.WINDOW]
-        if tick == 2:
-            (step,) = [each for each in windows.steps if isinstance(each, GpmStep)]
-            windows.remove(step)
-            alone.append(windows.alone(step))
+        for alone in (False, True):
+            due = [task for task in in_loop(reader) if task.next_ns <= clock.mono_ns()]
+            if tick < 2:
+                read_once(reader, due, clock)
+            elif not (alone and tick == 2):
+                read_once(reader, [task for task in due if isinstance(task, GpmTask) is alone], clock)
     now = clock.mono_ns()
     return {
         f"{slot.name} {slot.label}": (now - max(growth._began_ns for growth in slot.growths.values())) / 1e6
@@ -163,15 +167,13 @@ def values_at(seconds: float, period_ns: int) -> dict[str, Any]:
     clock = VirtualClock()
     values: dict[str, dict[str, Any]] = {}
     all_readers = readers(clock, period_ns)
-    jobs = jobs_of(all_readers)
     for tick in range(int(seconds * 1e9 / period_ns)):
         clock.control.set(1 + tick * period_ns)
-        for job in jobs:
-            sample = read_round(job, clock)
+        for reader in all_readers:
+            sample = read_once(reader, in_loop(reader), clock)
             for value in sample.values if sample is not None else ():
                 label = f"{value.name}{{{value.label}}}" if value.label else value.name
-                values.setdefault(job.reader.gpu.device.key, {})[label] = value.value
-        jobs = jobs_of(all_readers)
+                values.setdefault(reader.gpu.device.key, {})[label] = value.value
     return {
         "values": values,
         "absent": {
@@ -181,7 +183,7 @@ def values_at(seconds: float, period_ns: int) -> dict[str, Any]:
             for reader in all_readers
         },
         "parents": {reader.gpu.device.key: reader.gpu.device.parent for reader in all_readers},
-        "snapshots": [reader.gpu.device.key for reader in all_readers if Pace.SNAPSHOT in reader.jobs],
+        "snapshots": [reader.gpu.device.key for reader in all_readers if at_pace(reader, Pace.SNAPSHOT)],
     }
 
 
@@ -230,7 +232,7 @@ def windows(gaps_ms: list[int]) -> list[dict[str, float]]:
     for gap in gaps_ms:
         now += gap * 1_000_000
         clock.control.set(now)
-        sample = read_round(reader.jobs[Pace.WINDOW], clock)
+        sample = read_once(reader, at_pace(reader, Pace.WINDOW), clock)
         found.append({value.name + value.label: value.value for value in sample.values} if sample is not None else {})
     return found
 
@@ -245,7 +247,7 @@ def field_rates(gap_s: float) -> dict[str, Any]:
     read: list[dict[str, int]] = []
     for at in (0.0, 0.1, 0.1 + gap_s):
         clock.control.set(1 + int(at * 1e9))
-        sample = read_round(reader.jobs[Pace.TICK], clock)
+        sample = read_once(reader, at_pace(reader, Pace.TICK), clock)
         values = sample.values if sample is not None else ()
         read.append({value.label: int(value.value) for value in values if value.name == "nvlink_bytes"})
     return {"reads": read, "rates": {label: (read[2][label] - read[1][label]) / gap_s for label in read[2]}}
@@ -267,10 +269,10 @@ def called_twice() -> dict[str, Any]:
     """
     clock = VirtualClock()
     (reader,) = readers(clock)
-    (step,) = [each for each in reader.jobs[Pace.TICK].steps if each.name.startswith("fields")]
+    (task,) = [each for each in at_pace(reader, Pace.TICK) if each.name.startswith("fields")]
     answers = []
     for now in (1, 100_000_001):
         clock.control.set(now)
-        answers.append((step.asking()(), now, now, now))
-    reports = [[value.name for value in step.values(*answer)] for answer in answers]
-    return {"told": reports, "gone": [slot.name for slot, _ in step.gone], "left": [slot.name for slot in step.slots]}
+        answers.append((task.call(), now, now, now))
+    reports = [[value.name for value in task.values(*answer)] for answer in answers]
+    return {"told": reports, "gone": [slot.name for slot, _ in task.gone], "left": [slot.name for slot in task.slots]}

@@ -149,8 +149,6 @@ def _opened_session(sampler: Sampler) -> None:
 def _found(sampler: Sampler, seen: GpuWindow) -> GpuListing:
     readers = list(sampler.readers.values())
     devices = tuple(reader.gpu.device for reader in readers)
-    lanes = sampler.lanes
-    hanging = lanes.hanging(sampler.now_ns(), lanes.limit_ns) if lanes is not None else []
     return GpuListing(
         driver=sampler.state.driver,
         nvml=sampler.state.nvml,
@@ -158,10 +156,10 @@ def _found(sampler: Sampler, seen: GpuWindow) -> GpuListing:
         seen=seen,
         absent=tuple(absences(readers, sampler.xid_watch)),
         lost=dict(sampler.state.lost),
-        stuck=tuple((reader.gpu.device.key, call, ns / 1e9) for reader, call, ns in hanging),
+        stuck=tuple((task.gpu.device.key, task.name, ns / 1e9) for task, ns in sampler.hanging()),
         processes=tuple(_processes(sampler)),
         visible=visible(devices, os.environ),
-        failures=dict(sampler.stats.failures),
+        failures=sampler.stats.by_code(),
     )
 
 

@@ -90,7 +90,7 @@ def versions(nvml: Nvml) -> tuple[str, str]:
 
 
 Ask = Callable[..., Any]
-"""Calls a function with its arguments, under a key; see ``asking.Asker``."""
+"""Calls a function with its arguments, under a key; see ``sampling.worker.TimedCalls``."""
 
 
 def list_gpus(

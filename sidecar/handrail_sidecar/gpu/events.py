@@ -11,9 +11,8 @@ from handrail.records import Process, ProcessEvent, ProcessEventKind, Source
 from handrail.records.devices import Device
 from handrail_sidecar.gpu.devices import GpuDevice, NvmlUnavailable
 from handrail_sidecar.gpu.failures import failure
-from handrail_sidecar.gpu.reader import DeviceReader
+from handrail_sidecar.gpu.nvml_calls import SamplerClock
 from handrail_sidecar.gpu.state import SamplerState
-from handrail_sidecar.gpu.steps import SamplerClock
 
 log = logging.getLogger(__name__)
 
@@ -78,15 +77,15 @@ class News:
         )
         self.event(ProcessEventKind.GPU_LOST, f"{who}: {reported_failure.words}")
 
-    def stuck(self, hanging: Mapping[tuple[str, str], tuple[DeviceReader, int]]) -> None:
+    def stuck(self, hanging: Mapping[tuple[str, str], tuple[Device, int]]) -> None:
         """Report each call that has not returned for long, once.
 
         ``hanging``: by UUID and call, the reader and the time in ns.
         """
         before, self._state.stuck = self._state.stuck, frozenset(hanging)
         for key in self._state.stuck - before:
-            reader, ns = hanging[key]
-            who = _who(reader.gpu.device)
+            device, ns = hanging[key]
+            who = _who(device)
             log.warning("%s: %s has not returned for %.0f s; all else is read on", who, key[1], ns / 1e9)
             self.event(ProcessEventKind.GPU_STUCK, f"{who}: {key[1]} does not return")
         for uuid, call in before - self._state.stuck:

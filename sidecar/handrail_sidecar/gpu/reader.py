@@ -1,14 +1,15 @@
 """Decide what to read from one device and when, and build its samples.
 
-It holds the steps by pace and the values that turned out to be absent.
-It starts no threads: the holder of a job reads its steps in order (``worker.py``; the tests do it in virtual time).
+It holds the device's tasks and the values that turned out to be absent.
+It starts no threads: workers make the calls (``sampling/worker.py``; the tests do it in virtual time).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from threading import Lock
-from typing import Any, Final
+from typing import Final
 
 from handrail import conventions as names
 from handrail.device_counters.gpu import BY_NAME, COUNTERS, NVLINK_LINE, PCIE_LINE, LineRateOf, NvmlCall, NvmlField, Pace, Read
@@ -16,9 +17,14 @@ from handrail.records import Process, Source
 from handrail.records.devices import DeviceSample, DeviceValue
 from handrail_sidecar.gpu.cross_check import Agreement
 from handrail_sidecar.gpu.devices import GpuDevice, Nvml
-from handrail_sidecar.gpu.steps import CallStep, FieldStep, NvmlStep, SamplerClock
+from handrail_sidecar.gpu.failures import Meaning, NvmlFailed, failure
+from handrail_sidecar.gpu.gpm import GpmTask
+from handrail_sidecar.gpu.nvml_calls import FIRST_CALL_NS, CallTask, FieldTask, NvmlTask, SamplerClock
+from handrail_sidecar.gpu.state import SamplerStats
 from handrail_sidecar.gpu.values import Slot
-from handrail_sidecar.gpu.window import GpmStep
+from handrail_sidecar.sampling.worker import Reading
+
+log = logging.getLogger(__name__)
 
 _S: Final = 1_000_000_000
 _APART_NS: Final = 100_000_000  # samples of performance monitoring must lie further apart than this (nvml.h)
@@ -31,8 +37,12 @@ A window of eight GPUs costs the thread 0.8 ms to read and 0.4 ms to report; a t
 """
 
 _LEAST_PERIOD_NS: Final = 5_000_000
-_SELDOM: Final = 0xFF  # rounds between two checks of whether a counter must be read often
-_NEW_ROUNDS: Final = 2
+_SELDOM: Final = 0xFF  # calls between two checks of whether a counter must be read often
+_LEAST_LIMIT_NS: Final = 20_000_000
+_LONGEST_PAUSE_NS: Final = 60_000_000_000
+_FIRST_PAUSE_NS: Final = 1_000_000_000
+_RETRIES_AT_ONCE: Final = 2
+_SNAPSHOTS: Final = "snapshots"  # the group of calls that block by design
 _PERIODS: Final = {Pace.SECOND: _S, Pace.RARE: 10 * _S, Pace.SNAPSHOT: _S}
 
 _FINER: Final = {names.GPU_BUSY: names.GPU_SM_ACTIVE, "memory_busy_ratio": names.GPU_DRAM_ACTIVE}
@@ -43,101 +53,6 @@ The finer value is preferred where performance monitoring is available.
 
 Key = tuple[str, str]
 """Name and label of a value."""
-
-
-class Laid:
-    """Steps in reading order: the call of each, followed by the clock."""
-
-    __slots__ = ("calls", "steps")
-
-    def __init__(self, steps: Sequence[NvmlStep], mono_ns: Callable[[], int]) -> None:
-        self.steps = list(steps)
-        self.calls: list[Callable[[], Any]] = []
-        for step in steps:
-            self.calls += (step.asking(), mono_ns)
-
-
-class ReadingJob:
-    """Steps of one device that are read together.
-
-    ``next_ns``: when they are due, monotonic. ``paused_ns``: before it, a step must not be read after a temporary failure.
-    """
-
-    __slots__ = ("_base_ns", "_laid", "_rounds", "isolated", "next_ns", "pace", "paused_ns", "period_ns", "reader", "steps")
-
-    def __init__(self, reader: DeviceReader, pace: Pace, period_ns: int) -> None:
-        self.reader = reader
-        self.pace = pace
-        self.steps: list[NvmlStep] = []
-        self.next_ns = 0
-        self.isolated = False  # holds one step that hung, in a thread of its own
-        self.period_ns = period_ns  # the pace's, or shorter when a counter would wrap unseen
-        self.paused_ns = 0
-        self._base_ns = period_ns
-        self._laid = Laid((), int)
-        self._rounds = 0
-
-    @property
-    def index(self) -> int | None:
-        """NVML's index of the GPU."""
-        return self.reader.gpu.device.index
-
-    @property
-    def is_new(self) -> bool:
-        """Whether it may still turn out what the device does not provide.
-
-        A window takes two rounds.
-        """
-        return self._rounds < _NEW_ROUNDS
-
-    def laid_out(self, now_ns: int, mono_ns: Callable[[], int]) -> Laid:
-        """Return the calls to make now.
-
-        The list is rebuilt only when the steps change: 30 steps took 0.1 ms, ten times a second.
-        """
-        if now_ns < self.paused_ns:
-            return Laid([step for step in tuple(self.steps) if step.resume_ns <= now_ns], mono_ns)
-        if self._laid.steps != self.steps:
-            self._laid = Laid(tuple(self.steps), mono_ns)
-        return self._laid
-
-    def alone(self, step: NvmlStep) -> ReadingJob:
-        """Return a job of the same pace for one step that was taken out of this one."""
-        job = ReadingJob(self.reader, self.pace, self._base_ns)
-        job.steps.append(step)
-        job.isolated = True
-        return job
-
-    def add(self, steps: Sequence[NvmlStep]) -> None:
-        """Add steps, which may come from another thread."""
-        with self.reader.lock:
-            self.steps += steps
-
-    def remove(self, step: NvmlStep) -> bool:
-        """Remove a step; return False when another step serves its values by now."""
-        with self.reader.lock:
-            if step not in self.steps:
-                return False
-            self.steps.remove(step)
-            return True
-
-    def plan_next(self, now_ns: int) -> int:
-        """Plan the next round after the one due at ``next_ns``; return the periods missed.
-
-        Missed periods are not made up for.
-        """
-        self._rounds += 1
-        if self.pace is Pace.BYTES or self._rounds & _SELDOM == 1:
-            due = [each for each in (step.due_within_ns() for step in self.steps) if each is not None]
-            self.period_ns = max(_LEAST_PERIOD_NS, min([self._base_ns, *due]))
-        period, due_ns = self.period_ns, self.next_ns or now_ns
-        late = max(0, (now_ns - due_ns) // period)
-        self.next_ns = due_ns + (late + 1) * period
-        return late
-
-    def begin_at(self, now_ns: int) -> None:
-        """Set the first due time."""
-        self.next_ns = self.next_ns or now_ns
 
 
 def window_ns(tick_ns: int, together: int) -> int:
@@ -154,7 +69,9 @@ def window_ns(tick_ns: int, together: int) -> int:
 class DeviceReader:
     """Reader of one GPU or MIG device, of ``together`` devices that are sampled.
 
-    ``jobs`` is by pace. ``absent``: the return code for each value that the device does not provide.
+    ``tasks``: its calls. ``absent``: the return code for each value that the device does not provide.
+    ``lost``: the return code with which the device was lost, or 0.
+    ``update`` takes the tasks that are new and those that are no longer made.
     """
 
     def __init__(
@@ -167,18 +84,23 @@ class DeviceReader:
         without: Collection[str] = (),
         *,
         together: int = 1,
+        stats: SamplerStats | None = None,
+        update: Callable[[Sequence[NvmlTask], Sequence[NvmlTask]], None] = lambda new, gone: None,
     ) -> None:
         self.gpu = gpu
+        self.tasks: list[NvmlTask] = []
         self.absent: dict[Key, int] = {}
+        self.lost = 0
         self.slots: list[Slot] = []
         self.counted: Callable[[], list[DeviceValue]] = list  # values counted elsewhere, reported with the rare ones
-        self.jobs: dict[Pace, ReadingJob] = {}
         self._nvml = nvml
         self._clock = clock
         self._process = process
+        self._stats = stats if stats is not None else SamplerStats()
+        self._update = update
         self._tick_ns = period_ns
         self._window_ns = window_ns(period_ns, together)
-        self.lock = Lock()  # guards the lists of steps, which several threads may read
+        self._lock = Lock()  # guards the tasks and their slots: several threads may read the device
         rows = [row for row in COUNTERS if row.name not in without and (row.on_mig or not gpu.is_mig)]
         self._later = [row for row in rows if row.only_without]
         for row in rows:
@@ -195,160 +117,178 @@ class DeviceReader:
         """Names of the counters that the reader looks for."""
         return {slot.name for slot in self.slots}
 
-    def lane_jobs(self) -> list[ReadingJob]:
-        """Return the jobs that the device's own lane reads."""
-        return [job for job in self.jobs.values() if job.steps and job.pace is not Pace.SNAPSHOT]
+    def take(self, readings: Sequence[Reading]) -> DeviceSample | None:
+        """Decode what was read from the device at one wake; None when no value came.
 
-    def settle(self, job: ReadingJob) -> bool:
-        """Finish a round: move values that a step cannot serve to their next way.
-
-        Byte counters that can wait join the tick.
-        Returns True when the device's jobs have changed.
+        Sets ``lost`` when the device is lost.
         """
-        changed = False
-        if job.pace is Pace.WINDOW:
-            changed = self._compare(job)
-        for step in list(job.steps):
-            if step.gone:
-                moved, step.gone = step.gone, []
-                for slot, code in moved:
-                    self._move_on(slot, code)
-                changed = True
-        if changed and job.pace is Pace.WINDOW and not job.isolated:
-            self._join_windows(job.period_ns)  # a rate that has become absent is replaced by its count
-        if job.pace is Pace.BYTES and not job.isolated and not any(map(self._in_haste, job.steps)):
-            self._join_tick(job)
-            changed = True
-        if changed:
-            with self.lock:
-                for each in (job, *self.jobs.values()):
-                    each.steps[:] = [step for step in each.steps if step.slots or step.gone]
-        return changed
-
-    def split(self, step: NvmlStep) -> list[NvmlStep]:
-        """Split a batch that hung into one step per field; one of them hangs.
-
-        Returns [] when there is nothing to split.
-        """
-        if not isinstance(step, FieldStep) or len(step.slots) < 2:
-            return []
-        parts = []
-        for slot in step.slots:
-            part = FieldStep(self._nvml, self.gpu, f"field {slot.how.id}" if isinstance(slot.how, NvmlField) else "")
-            part.slots.append(slot)
-            part.warm = True
-            parts.append(part)
-        return list(parts)
-
-    def take_back(self, job: ReadingJob, steps: Sequence[NvmlStep]) -> None:
-        """Put steps that work again back into the job that they were taken from.
-
-        Fields become one batch again.
-        """
-        with self.lock:
-            fields = [step for step in (*job.steps, *steps) if isinstance(step, FieldStep)]
-            others = [step for step in (*job.steps, *steps) if not isinstance(step, FieldStep)]
-            if len(fields) > 1:
-                batch = FieldStep(self._nvml, self.gpu, f"fields {job.pace.value}")
-                batch.slots = [slot for step in fields for slot in step.slots]
-                batch.gone = [each for step in fields for each in step.gone]
-                batch.warm = True
-                fields = [batch]
-            job.steps[:] = [*others, *fields]
-
-    def seldom(self) -> list[DeviceValue]:
-        """Return the values that need no call: counted elsewhere, and link capacities.
-
-        They are reported with the rare counters.
-        """
-        return [*self.counted(), *self.lines()]
-
-    def sample(self, values: list[DeviceValue], at_unix_ns: int, took_ns: int) -> DeviceSample:
-        """Build the record of what the device reported at one wake."""
+        unix_offset_ns = self._clock.unix_ns() - self._clock.mono_ns()
+        values: list[DeviceValue] = []
+        with self._lock:
+            before = list(self.tasks)
+            taken = [reading for reading in readings if reading.task in before]  # the others were replaced meanwhile
+            for reading in taken:
+                if not self.lost:
+                    self._decode(reading, unix_offset_ns, values)
+            self._settle([reading.task for reading in taken])
+            if any(reading.task.pace is Pace.RARE for reading in taken):
+                values += [*self.counted(), *self.lines()]
+            self._changed(before)
+        first, last = readings[0], readings[-1]
+        if not values:
+            return None
         return DeviceSample(
             process=self._process,
             source=Source.NVML,
             device=self.gpu.device,
-            at_unix_ns=at_unix_ns,
+            at_unix_ns=first.began_ns + unix_offset_ns,
             values=tuple(values),
-            took_ns=took_ns,
+            took_ns=last.ended_ns - first.began_ns,
         )
 
-    def _compare(self, job: ReadingJob) -> bool:
-        """Move on values that wrongly stay at 0; return whether other values moved.
+    def split(self, task: NvmlTask) -> None:
+        """Replace a batch that hangs by one task per field; one of them hangs."""
+        with self._lock:
+            if not isinstance(task, FieldTask) or len(task.slots) < 2 or task not in self.tasks:
+                return
+            before = list(self.tasks)
+            self.tasks.remove(task)
+            for slot in task.slots:
+                name = f"field {slot.how.id}" if isinstance(slot.how, NvmlField) else ""
+                part = self._add_task(FieldTask(self._nvml, self.gpu, name, single=True), task.pace)
+                part.limit_ns = self._limit_ns(task.pace)  # not the first call of its field
+                part.slots.append(slot)
+            self._changed(before)
+
+    def join_fields(self) -> None:
+        """Read single fields as one batch again, except those that hang."""
+        with self._lock:
+            before = list(self.tasks)
+            for task in before:
+                alone = task.worker is not None and task.worker.alone is task
+                if isinstance(task, FieldTask) and task.single and not alone:
+                    self.tasks.remove(task)
+                    for slot in task.slots:
+                        self._place(slot).limit_ns = self._limit_ns(slot.pace)  # not the first call of its fields
+            self._changed(before)
+
+    def _changed(self, before: Sequence[NvmlTask]) -> None:
+        self.tasks[:] = [task for task in self.tasks if task.slots]
+        if self.tasks != before:
+            self._update([task for task in self.tasks if task not in before], [task for task in before if task not in self.tasks])
+
+    def _decode(self, reading: Reading, unix_offset_ns: int, values: list[DeviceValue]) -> None:
+        task: NvmlTask = reading.task
+        task.limit_ns = self._limit_ns(task.pace)
+        try:
+            values += task.took(reading.answer, reading.began_ns, reading.ended_ns, reading.began_ns + unix_offset_ns)
+            task.failures = 0
+        except Exception as error:  # one call must not hide the others
+            self._failed(task, error)
+
+    def _failed(self, task: NvmlTask, error: Exception) -> None:
+        """Handle a failed call: its values move on, it is retried later, or all is lost."""
+        try:
+            task.failed(error)
+        except NvmlFailed as problem:
+            self._stats.failures[problem.code] += 1
+            if failure(problem.code).meaning is Meaning.RETRY:
+                self._pause(task)
+            else:
+                self.lost = problem.code
+        except Exception:  # an error of ours in one call must not end the reading of the others
+            self._stats.faults += 1
+            if self._stats.faults == 1:
+                log.exception("a GPU counter could not be read: %s", task.name)
+            self._pause(task)
+
+    def _pause(self, task: NvmlTask) -> None:
+        """Retry after a failure that may pass: at once at first, then with growing pauses."""
+        task.failures += 1
+        if task.failures > _RETRIES_AT_ONCE:
+            pause_ns = _FIRST_PAUSE_NS << min(task.failures - _RETRIES_AT_ONCE - 1, 10)
+            task.next_ns = max(task.next_ns, self._clock.mono_ns() + min(pause_ns, _LONGEST_PAUSE_NS))
+
+    def _settle(self, tasks: Sequence[NvmlTask]) -> None:
+        """Finish a round: move values that a task cannot serve to their next way.
+
+        Byte counters that can wait join the tick; others may have to be read more often.
+        """
+        join = False
+        for task in tasks:
+            if isinstance(task, GpmTask) and task.fresh_s:
+                join |= self._compare(task)
+            gone, task.gone = task.gone, []
+            for slot, code in gone:
+                self._move_on(slot, code)
+            join |= bool(gone) and task.pace is Pace.WINDOW
+        if join:
+            self._join_windows()  # a rate that has become absent is replaced by its count
+        for task in tasks:
+            if isinstance(task, FieldTask) and (task.pace is Pace.BYTES or task.calls & _SELDOM == 1):
+                self._set_period(task)
+
+    def _set_period(self, task: FieldTask) -> None:
+        due_ns = task.due_within_ns()
+        if task.pace is Pace.BYTES and not self._in_haste(task, due_ns):
+            for slot in list(task.slots):
+                self._move(slot, Pace.TICK)
+        period_ns = self._period_ns(task.pace)
+        if due_ns is not None:
+            period_ns = max(_LEAST_PERIOD_NS, min(period_ns, due_ns))
+        if period_ns != task.period_ns:
+            task.period_ns = period_ns
+            task.plan(self._clock.mono_ns())
+
+    def _compare(self, task: GpmTask) -> bool:
+        """Move on values that wrongly stay at 0; return whether a comparison was made.
 
         They are handled like values that the device does not provide.
         """
-        moved = False
-        for step in tuple(job.steps):
-            if isinstance(step, GpmStep) and step.fresh_s:
-                window_s, step.fresh_s = step.fresh_s, 0.0
-                not_believed = self._agreement.window(window_s)
-                for slot, code in not_believed or ():
-                    holder = next((each for one in self.jobs.values() for each in one.steps if slot in each.slots), None)
-                    if holder is not None:
-                        holder.slots.remove(slot)
-                        holder.gone.append((slot, code))
-                moved = not_believed is not None and not job.isolated and self._join_windows(job.period_ns)
-        return moved
+        span_s, task.fresh_s = task.fresh_s, 0.0
+        not_believed = self._agreement.window(span_s)
+        for slot, code in not_believed or ():
+            holder = self._holder(slot)
+            if holder is not None:
+                holder.slots.remove(slot)
+                self._move_on(slot, code)
+        return not_believed is not None
 
-    def _join_tick(self, job: ReadingJob) -> None:
-        """Move byte counters that can wait into the batch of the tick, which saves a call."""
-        with self.lock:
-            steps, job.steps = job.steps, []
-            tick = self._job(Pace.TICK)
-            for step in steps:
-                for slot in step.slots:
-                    slot.pace = Pace.TICK
-            batch = next((step for step in tick.steps if _is_batch(step)), None)
-            if batch is None:
-                tick.steps += steps
-            else:
-                batch.slots += [slot for step in steps for slot in step.slots]
-
-    def _join_windows(self, window_ns: int) -> bool:
-        """Choose the pace of byte counters and coarse values; return whether some moved.
+    def _join_windows(self) -> None:
+        """Choose the pace of byte counters and coarse values.
 
         Bytes whose rate performance monitoring reports are read with the window, others at every tick.
         They are by far the most expensive fields (0.2 to 0.4 ms each, ``tests/nvml/measured.py``), and a total loses nothing.
         A driver average with a finer value from performance monitoring is read once a second.
         """
-        moved = False
         for slot, rated in self._agreement.counts():
-            pace = Pace.WINDOW if rated and not self._turns_within(slot, window_ns) else Pace.TICK
-            moved |= slot.pace is not Pace.BYTES and self._move(slot, pace)
+            if slot.pace is not Pace.BYTES:
+                self._move(slot, Pace.WINDOW if rated and not self._turns_within(slot, self._window_ns) else Pace.TICK)
         for slot, finer in self._coarse:
-            pace = Pace.SECOND if finer.how is not None and finer.last is not None else Pace.WINDOW
-            moved |= self._move(slot, pace)
-        return moved
+            self._move(slot, Pace.SECOND if finer.how is not None and finer.last is not None else Pace.WINDOW)
 
-    def _move(self, slot: Slot, pace: Pace) -> bool:
-        """Read a slot at another pace from now on.
-
-        Returns False when it already is at that pace, or is read alone since it hung.
-        """
-        if slot.pace is pace:
-            return False
-        with self.lock:
-            step = next((step for step in self._job(slot.pace).steps if slot in step.slots), None)
-            if step is None or (isinstance(step, FieldStep) and not _is_batch(step)):
-                return False
-            step.slots.remove(slot)
+    def _move(self, slot: Slot, pace: Pace) -> None:
+        """Read a slot at another pace from now on, unless it is read singly since it hung."""
+        task = self._holder(slot) if slot.pace is not pace else None
+        if task is None or (isinstance(task, FieldTask) and task.single):
+            return
+        task.slots.remove(slot)
         slot.pace = pace
         placed = self._place(slot)
-        placed.read_ns = placed.read_ns or step.read_ns  # a new step has read nothing yet, but its values are not old
-        return True
+        placed.read_ns = placed.read_ns or task.read_ns  # a new task has read nothing yet, but its values are not old
+
+    def _holder(self, slot: Slot) -> NvmlTask | None:
+        return next((task for task in self.tasks if slot in task.slots), None)
 
     def _turns_within(self, slot: Slot, span_ns: int) -> bool:
         line = self.gpu.pcie_line_bytes if slot.counter.link is LineRateOf.PCIE else self.gpu.nvlink_line_bytes
         spans = [growth.due_within_ns(line) for growth in slot.growths.values()]
         return not spans or any(span is not None and span < span_ns for span in spans)
 
-    def _in_haste(self, step: NvmlStep) -> bool:
-        due = step.due_within_ns()
-        if any(slot.counter.link is not None and not slot.growths for slot in step.slots):
+    def _in_haste(self, task: FieldTask, due_ns: int | None) -> bool:
+        if any(slot.counter.link is not None and not slot.growths for slot in task.slots):
             return True  # not read yet, so its width is unknown
-        return due is not None and due < self._tick_ns
+        return due_ns is not None and due_ns < self._tick_ns
 
     def lines(self) -> list[DeviceValue]:
         """Return what the device's links can carry, where it is known."""
@@ -375,42 +315,46 @@ class DeviceReader:
                 self._later.remove(row)
                 self._add(row.name)
 
-    def _place(self, slot: Slot) -> NvmlStep:
-        """Put a slot into the step that reads it in its present way."""
+    def _place(self, slot: Slot) -> NvmlTask:
+        """Put a slot into the task that reads it in its present way."""
         how = slot.how
         assert how is not None
-        with self.lock:
-            job = self._job(slot.pace)
-            for step in job.steps:
-                if _serves(step, how):
-                    step.slots.append(slot)
-                    return step
-            step = self._step(how, slot.pace)
-            step.slots.append(slot)
-            job.steps.append(step)
-            return step
+        for task in self.tasks:
+            if task.pace is slot.pace and _serves(task, how):
+                break
+        else:
+            task = self._add_task(self._task(how, slot.pace), slot.pace)
+        task.slots.append(slot)
+        return task
 
-    def _step(self, how: Read, pace: Pace) -> NvmlStep:
+    def _task(self, how: Read, pace: Pace) -> NvmlTask:
         if isinstance(how, NvmlCall):
-            return CallStep(self._nvml, self.gpu, how)
+            return CallTask(self._nvml, self.gpu, how)
         if isinstance(how, NvmlField):
-            return FieldStep(self._nvml, self.gpu, f"fields {pace.value}")
-        return GpmStep(self._nvml, self.gpu, self._clock)
+            return FieldTask(self._nvml, self.gpu, f"fields {pace.value}")
+        return GpmTask(self._nvml, self.gpu, self._clock)
 
-    def _job(self, pace: Pace) -> ReadingJob:
-        job = self.jobs.get(pace)
-        if job is None:
-            period_ns = self._window_ns if pace is Pace.WINDOW else max(_PERIODS.get(pace, 0), self._tick_ns)
-            job = self.jobs[pace] = ReadingJob(self, pace, period_ns)
-        return job
+    def _add_task(self, task: NvmlTask, pace: Pace) -> NvmlTask:
+        task.pace, task.period_ns = pace, self._period_ns(pace)
+        task.group = _SNAPSHOTS if pace is Pace.SNAPSHOT else ""
+        self.tasks.append(task)
+        return task
+
+    def _period_ns(self, pace: Pace) -> int:
+        return self._window_ns if pace is Pace.WINDOW else max(_PERIODS.get(pace, 0), self._tick_ns)
+
+    def _limit_ns(self, pace: Pace) -> int:
+        return FIRST_CALL_NS if pace is Pace.SNAPSHOT else _call_limit_ns(self._tick_ns)
 
 
-def _serves(step: NvmlStep, how: Read) -> bool:
+def _call_limit_ns(period_ns: int) -> int:
+    """Return how long one call may take before the others go on without it."""
+    return min(max(period_ns // 2, _LEAST_LIMIT_NS), FIRST_CALL_NS)
+
+
+def _serves(task: NvmlTask, how: Read) -> bool:
     if isinstance(how, NvmlCall):
-        return isinstance(step, CallStep) and step.call == (how.function, how.arguments)
-    return _is_batch(step) if isinstance(how, NvmlField) else isinstance(step, GpmStep)
-
-
-def _is_batch(step: NvmlStep) -> bool:
-    """Return whether a step is a batch of fields; a field read alone is not."""
-    return isinstance(step, FieldStep) and step.name.startswith("fields")
+        return isinstance(task, CallTask) and task.function == (how.function, how.arguments)
+    if isinstance(how, NvmlField):
+        return isinstance(task, FieldTask) and not task.single
+    return isinstance(task, GpmTask)

@@ -1,8 +1,7 @@
 """Sample every GPU of this host, and recover from whatever fails.
 
 The *keeper* opens the NVML session, looks for devices and retries lost ones; only the keeper may wait inside NVML.
-The *watch* gives up calls that hang, and reports them.
-Lanes read (``worker.py``); one more thread waits for Xid events.
+Workers read, and their monitor gives up calls that hang (``sampling/worker.py``); one more thread waits for Xid events.
 None of these threads belongs to the event loop, and stopping waits for no call that hangs.
 """
 
@@ -12,27 +11,23 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from handrail.device_counters.gpu import XID, Pace
+from handrail.device_counters.gpu import XID
 from handrail.records import Process, ProcessEventKind, Source
 from handrail.records.devices import DeviceSample, DeviceValue
-from handrail_sidecar.gpu.alarm import Alarm
-from handrail_sidecar.gpu.asking import Asker
 from handrail_sidecar.gpu.devices import GpuDevice, Nvml, NvmlUnavailable, gpu_at, list_gpus, mig_keys, open_nvml, versions
 from handrail_sidecar.gpu.events import News, Tell
-from handrail_sidecar.gpu.failures import Meaning, NvmlFailed, code_of, failure
-from handrail_sidecar.gpu.halt import Halt
-from handrail_sidecar.gpu.reader import DeviceReader, ReadingJob
-from handrail_sidecar.gpu.state import SamplerSettings, SamplerState, SystemClock
-from handrail_sidecar.gpu.steps import SamplerClock
+from handrail_sidecar.gpu.failures import HANGS, Meaning, NvmlFailed, code_of, failure
+from handrail_sidecar.gpu.nvml_calls import NvmlTask, SamplerClock
+from handrail_sidecar.gpu.reader import DeviceReader
+from handrail_sidecar.gpu.state import Deliver, SamplerSettings, SamplerState, SamplerStats, SystemClock
 from handrail_sidecar.gpu.visible import visible
-from handrail_sidecar.gpu.worker import Deliver, LaneStats
-from handrail_sidecar.gpu.workers import MOST_GIVEN_UP, GpuWorkers
 from handrail_sidecar.gpu.xids import XidWatch
+from handrail_sidecar.sampling.worker import Reading, TimedCalls, WorkerPool
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +38,7 @@ _LONGEST_RETRY_S: Final = 60.0
 _ROLL_CALL_S: Final = 10.0
 _REOPEN_FOR_LOST_S: Final = 300.0
 _LONGEST_REOPEN_S: Final = 86_400.0
-_SNAPSHOT_LIMIT_NS: Final = 1_000_000_000
+_MOST_HANGING: Final = 32  # threads inside calls that do not return
 _SAY_NS: Final = 500_000_000
 
 
@@ -66,7 +61,7 @@ class Sampler:
     ) -> None:
         self.settings = settings
         self.state = SamplerState()
-        self.stats = LaneStats()
+        self.stats = SamplerStats()
         self.xids: Counter[tuple[str, int]] = Counter()
         self.xid_watch: XidWatch | None = None
         self.readers: dict[str, DeviceReader] = {}
@@ -77,46 +72,44 @@ class Sampler:
         self._environment = environment
         self._open = open_session
         self._began_unix_ns = clock.unix_ns()
-        self._ask = Asker(settings.answer_within_s)
-        self._stop = Halt()
-        self._alarm = Alarm()  # the watch has something to do
+        self._timed = TimedCalls("gpu asks", settings.answer_within_s)
+        self._stop = threading.Event()
         self._wake = threading.Event()  # the keeper has something to do
-        self._lanes: GpuWorkers | None = None
-        self._old: list[GpuWorkers] = []  # of earlier sessions, with calls that have not returned
+        self._pool: WorkerPool | None = None
+        self._old: list[WorkerPool] = []  # of earlier sessions, with calls that have not returned
+        self._reported_ns = 0  # when hanging calls were last looked for
         self._reopen_s = _REOPEN_FOR_LOST_S
         self._session_lost: int | None = None
-        self._newly_lost: list[tuple[DeviceReader, int]] = []
-        self._threads = [
-            threading.Thread(target=self._keep, name="gpu keeper", daemon=True),
-            threading.Thread(target=self._watch, name="gpu watch", daemon=True),
-        ]
+        self._newly_lost: list[DeviceReader] = []
+        self._keeper = threading.Thread(target=self._keep, name="gpu keeper", daemon=True)
 
     def start(self) -> None:
-        """Start the threads. Never fails: a missing NVML is a state, and is reported."""
-        self._alarm.open()
-        for thread in self._threads:
-            thread.start()
+        """Start the keeper. Never fails: a missing NVML is a state, and is reported."""
+        self._keeper.start()
 
     def stop(self, wait_s: float = 1.0) -> None:
         """Stop without waiting for a call that hangs."""
         self._stop.set()
         self._wake.set()
-        lanes = self._lanes
-        if lanes is not None:
-            lanes.stop(wait_s)
-        self._alarm.set(1)
-        for thread in self._threads:
-            if thread.is_alive() and thread is not threading.current_thread():
-                thread.join(0.0 if self.state.opening_since_ns else wait_s)
+        pool = self._pool
+        if pool is not None:
+            pool.stop(wait_s)
+        if self._keeper.is_alive():
+            self._keeper.join(0.0 if self.state.opening_since_ns else wait_s)
 
     def now_ns(self) -> int:
         """Return the sampler's monotonic time."""
         return self._clock.mono_ns()
 
     @property
-    def lanes(self) -> GpuWorkers | None:
-        """Lanes of the present session."""
-        return self._lanes
+    def pool(self) -> WorkerPool | None:
+        """Workers of the present session."""
+        return self._pool
+
+    def hanging(self, longer_than_ns: int = 0) -> list[tuple[NvmlTask, int]]:
+        """Return (call, ns) for every call that hangs, for at least that time."""
+        pool = self._pool
+        return pool.hanging(longer_than_ns) if pool is not None else []
 
     # --- the keeper ---------------------------------------------------------------------------------------------------------
 
@@ -136,8 +129,8 @@ class Sampler:
             pause = min(pause * 2, _LONGEST_RETRY_S)
 
     def _opened(self) -> Nvml | None:
-        self._old = [each for each in self._old if any(lane.inside() for lane in each.all())]
-        if sum(len(each.all()) for each in self._old) >= MOST_GIVEN_UP:
+        self._old = [each for each in self._old if each.workers()]
+        if sum(len(each.workers()) for each in self._old) >= _MOST_HANGING:
             return None  # too many threads inside calls that do not return
         self.state.opening_since_ns = self._clock.mono_ns()
         try:
@@ -169,28 +162,43 @@ class Sampler:
         state.sessions += 1
         self._session_lost = None
         self._newly_lost.clear()
-        limit_ns = self.settings.limit_ns
-        self._lanes = GpuWorkers(
-            self._clock, self._deliver, self._on_lost, limit_ns=limit_ns, alarm=self._alarm, stats=self.stats
+        self._pool = WorkerPool(
+            "gpu",
+            self._take,
+            now_ns=self._clock.mono_ns,
+            stats=self.stats,
+            hangs=self._split,
+            rejoined=self._rejoined,
+            checked=self._report_hanging,
+            most_hanging=_MOST_HANGING,
         )
+        self._pool.start()
         wanted = [self._owned(each) for each in gpus if self._wanted(each)]
         self.readers = {}
-        self.xid_watch = XidWatch(nvml, wanted, self.xids, self._on_xid, self._lanes.stopping)
+        self.xid_watch = XidWatch(nvml, wanted, self.xids, self._on_xid)
         self.xid_watch.start()
-        self._start_lane(nvml, wanted)
+        self._read(nvml, wanted)
         self._news.opened(wanted, failed, again=again)
 
-    def _start_lane(self, nvml: Nvml, gpus: Sequence[GpuDevice]) -> None:
-        assert self._lanes is not None
-        jobs: list[ReadingJob] = []
-        period_ns, without, together = self.settings.period_ns, self.settings.without, len(self.readers) + len(gpus)
+    def _read(self, nvml: Nvml, gpus: Sequence[GpuDevice]) -> None:
+        """Begin to read these devices."""
+        pool = self._pool
+        assert pool is not None
+        together = len(self.readers) + len(gpus)
         for gpu in gpus:
-            reader = DeviceReader(nvml, gpu, self._clock, self._process, period_ns, without, together=together)
+            reader = self.readers[gpu.device.key] = DeviceReader(
+                nvml,
+                gpu,
+                self._clock,
+                self._process,
+                self.settings.period_ns,
+                self.settings.without,
+                together=together,
+                stats=self.stats,
+                update=pool.update,
+            )
             reader.counted = partial(self._xid_values, gpu.device.key)
-            self.readers[gpu.device.key] = reader
-            jobs += reader.lane_jobs()
-        if jobs:
-            self._lanes.start("reads", jobs)
+        pool.update([task for gpu in gpus for task in self.readers[gpu.device.key].tasks])
 
     def _in_session(self, nvml: Nvml) -> None:
         """Look after lost GPUs and changing MIG devices until the session ends.
@@ -199,13 +207,11 @@ class Sampler:
         """
         pause, retry_ns = self.settings.first_retry_s, 0
         looked_ns = opened_ns = self._clock.mono_ns()
-        snapshots: set[str] = set()
         while not self._stop.is_set() and self._session_lost is None:
             self._wake.wait(min(1.0, self.settings.first_retry_s))
             self._wake.clear()
             now = self._clock.mono_ns()
             self._note_lost()
-            self._start_snapshots(snapshots)
             if self.state.lost and now >= retry_ns:
                 self._look_for_lost(nvml)
                 retry_ns, pause = now + int(pause * 1e9), min(pause * 2, _LONGEST_RETRY_S)
@@ -222,34 +228,39 @@ class Sampler:
 
     def _close(self, nvml: Nvml) -> None:
         """End the session; shut NVML down only when no call is left inside it."""
-        lanes, self._lanes = self._lanes, None
-        if lanes is None:
+        pool, self._pool = self._pool, None
+        if pool is None:
             return
         readers, self.readers = self.readers, {}
-        if not lanes.stop(1.0):
-            self._old.append(lanes)
-            return
+        ended = pool.stop(1.0)
         if self.xid_watch is not None:
-            self.xid_watch.thread.join(2.0)
+            self.xid_watch.stop(2.0)
+        if not ended:
+            self._old.append(pool)
+            return
         try:
             for reader in readers.values():
-                for job in reader.jobs.values():
-                    for step in job.steps:
-                        step.close()
+                for task in reader.tasks:
+                    task.close()
             self._ask("shutdown", nvml.nvmlShutdown)
         except Exception as error:
             log.debug("NVML did not shut down: %s", error)
 
     # --- lost devices ----------------------------------------------------------------------------------------------------------
 
-    def _on_lost(self, reader: DeviceReader, code: int) -> None:
-        """Note a lost device; runs in a lane's thread, which ends with it."""
-        self._newly_lost.append((reader, code))
+    def _on_lost(self, reader: DeviceReader) -> None:
+        """Stop reading a lost device, or all when the session is lost; runs in a worker's thread."""
+        session, index, pool = failure(reader.lost).meaning is Meaning.SESSION_LOST, reader.gpu.device.index, self._pool
+        if pool is not None:
+            gone = [each for each in list(self.readers.values()) if session or each.gpu.device.index == index]
+            pool.update(remove=[task for each in gone for task in list(each.tasks)])
+        self._newly_lost.append(reader)
         self._wake.set()
 
     def _note_lost(self) -> None:
         while self._newly_lost:
-            reader, code = self._newly_lost.pop(0)
+            reader = self._newly_lost.pop(0)
+            code = reader.lost
             if not any(reader is each for each in self.readers.values()):
                 continue  # from before the device came back
             device = reader.gpu.device
@@ -273,7 +284,7 @@ class Sampler:
             del self.state.lost[index]
             wanted = [self._owned(each) for each in gpus if self._wanted(each)]
             if wanted:
-                self._start_lane(nvml, wanted)
+                self._read(nvml, wanted)
             self._news.event(ProcessEventKind.GPU_BACK, f"GPU {index} answers again")
 
     def _mig_changed(self, nvml: Nvml) -> bool:
@@ -288,40 +299,50 @@ class Sampler:
                 return True
         return False
 
-    def _start_snapshots(self, started: set[str]) -> None:
-        """Start the calls that block for 20 ms, where the device provides nothing better.
+    def _ask(self, key: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Make a rare call with a time limit; raises ``NvmlFailed`` (``HANGS``) after it."""
+        try:
+            return self._timed(key, function, *arguments)
+        except TimeoutError:
+            raise NvmlFailed(HANGS) from None
 
-        One thread makes all of them, once a second.
-        """
-        assert self._lanes is not None
-        jobs = [
-            reader.jobs[Pace.SNAPSHOT]
-            for key, reader in list(self.readers.items())
-            if Pace.SNAPSHOT in reader.jobs and key not in started
-        ]
-        if jobs:
-            started |= {job.reader.gpu.device.key for job in jobs}
-            self._lanes.start("snapshots", jobs, limit_ns=_SNAPSHOT_LIMIT_NS)
+    # --- in the workers' threads --------------------------------------------------------------------------------------------
 
-    # --- the watch ---------------------------------------------------------------------------------------------------------
+    def _take(self, readings: Sequence[Reading]) -> None:
+        """Deliver one sample for each device that was read."""
+        by_device: dict[str, list[Reading]] = {}
+        for reading in readings:
+            by_device.setdefault(reading.task.gpu.device.key, []).append(reading)
+        for key, of in by_device.items():
+            reader = self.readers.get(key)
+            if reader is None or reader.lost:
+                continue
+            sample = reader.take(of)
+            self.stats.missed += max([reading.missed for reading in of])
+            if sample is not None:
+                self.stats.samples += 1
+                self._deliver(sample)
+            if reader.lost:
+                self._on_lost(reader)
 
-    def _watch(self) -> None:
-        reported_ns = 0
-        while not self._stop.is_set():
-            self._alarm.wait()
-            lanes, now = self._lanes, self._clock.mono_ns()
-            if lanes is None:
-                continue  # the first lane of a session sets the alarm
-            try:
-                self._alarm.set(now + lanes.look())
-                if now - reported_ns > _SAY_NS or self.state.stuck:
-                    reported_ns = now
-                    hanging = lanes.hanging(now, STUCK_NS)
-                    self._news.stuck({(reader.gpu.device.key, call): (reader, ns) for reader, call, ns in hanging})
-            except Exception:  # an error must not end the watch either
-                self._fault("GPUs: the watch over hanging calls failed and goes on")
-                self._alarm.set(now + self.settings.limit_ns)
-        self._alarm.close()
+    def _split(self, task: NvmlTask) -> None:
+        reader = self.readers.get(task.gpu.device.key)
+        if reader is not None:
+            reader.split(task)
+
+    def _rejoined(self, tasks: Iterable[NvmlTask]) -> None:
+        for key in {task.gpu.device.key for task in tasks}:
+            reader = self.readers.get(key)
+            if reader is not None:
+                reader.join_fields()
+
+    def _report_hanging(self) -> None:
+        """Report calls that have hung for long; runs in the monitor's thread."""
+        now = self._clock.mono_ns()
+        if now - self._reported_ns > _SAY_NS or self.state.stuck:
+            self._reported_ns = now
+            hanging = self.hanging(STUCK_NS)
+            self._news.stuck({(task.gpu.device.key, task.name): (task.gpu.device, ns) for task, ns in hanging})
 
     def _fault(self, words: str) -> None:
         self.stats.faults += 1

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
+from handrail.records.devices import DeviceSample
 from handrail_sidecar.gpu.devices import NvmlUnavailable
+from handrail_sidecar.gpu.failures import HANGS
 from handrail_sidecar.gpu.visible import Visible
+from handrail_sidecar.sampling.worker import WorkerStats
 
-_S: Final = 1_000_000_000
-_LEAST_LIMIT_NS: Final = 20_000_000
-_MOST_LIMIT_NS: Final = _S
+Deliver = Callable[[DeviceSample], None]
+"""Takes a sample, in the thread that read it. Never blocks, never raises."""
 
 
 class SystemClock:
@@ -35,10 +38,18 @@ class SamplerSettings:
     first_retry_s: float = 1.0
     answer_within_s: float = 10.0  # for a GPU that is looked for: a driver may have to wake it
 
-    @property
-    def limit_ns(self) -> int:
-        """How long one call may take before the others go on without it."""
-        return min(max(self.period_ns // 2, _LEAST_LIMIT_NS), _MOST_LIMIT_NS)
+
+@dataclass(slots=True)
+class SamplerStats(WorkerStats):
+    """Counts since start, over all sessions."""
+
+    samples: int = 0
+    missed: int = 0  # periods in which a device was not read
+    failures: Counter[int] = field(default_factory=Counter)  # calls that returned and failed, by code
+
+    def by_code(self) -> dict[int, int]:
+        """Return the calls that failed, those that hang included."""
+        return {**self.failures, **({HANGS: self.given_up} if self.given_up else {})}
 
 
 @dataclass(slots=True)

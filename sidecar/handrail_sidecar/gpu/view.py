@@ -9,10 +9,10 @@ from typing import Final
 from handrail.device_counters.gpu import BY_NAME, KNOWN_XIDS, XID
 from handrail.records.devices import Device, DeviceValue
 from handrail_sidecar.gpu.failures import failure
+from handrail_sidecar.gpu.gpm import GpmTask
+from handrail_sidecar.gpu.nvml_calls import NvmlTask
 from handrail_sidecar.gpu.reader import DeviceReader
 from handrail_sidecar.gpu.sampler import Sampler
-from handrail_sidecar.gpu.steps import NvmlStep
-from handrail_sidecar.gpu.window import GpmStep
 from handrail_sidecar.gpu.xids import XidWatch
 
 _STALE_NS: Final = 5_000_000_000
@@ -40,13 +40,13 @@ def fresh_values(sampler: Sampler) -> list[tuple[Device, DeviceValue]]:
     """
     found: list[tuple[Device, DeviceValue]] = []
     now = sampler.now_ns()
-    for reader, step, period_ns in _steps(sampler):
-        if not step.read_ns or now - step.read_ns > max(_STALE_NS, _STALE_PERIODS * period_ns):
+    for task in all_tasks(sampler):
+        if not task.read_ns or now - task.read_ns > max(_STALE_NS, _STALE_PERIODS * task.period_ns):
             continue
-        device = reader.gpu.device
-        found += [(device, slot.last) for slot in list(step.slots) if slot.last is not None]
-        if isinstance(step, GpmStep) and step.window is not None:
-            found.append((device, step.window))
+        device = task.gpu.device
+        found += [(device, slot.last) for slot in list(task.slots) if slot.last is not None]
+        if isinstance(task, GpmTask) and task.window is not None:
+            found.append((device, task.window))
     for reader in list(sampler.readers.values()):
         found += [(reader.gpu.device, value) for value in reader.lines()]
         found += [(reader.gpu.device, value) for value in _xids(sampler, reader)]
@@ -82,21 +82,13 @@ def supported(sampler: Sampler) -> Iterator[tuple[Device, str, bool]]:
             yield reader.gpu.device, name, (reader.gpu.device.key, name) not in none
 
 
-def all_steps(sampler: Sampler) -> list[NvmlStep]:
-    """Return every call that is made, each once."""
-    return list({id(step): step for _, step, _ in _steps(sampler)}.values())
+def all_tasks(sampler: Sampler) -> list[NvmlTask]:
+    """Return every call that is made."""
+    return [task for reader in list(sampler.readers.values()) for task in list(reader.tasks)]
 
 
 def _absent(reader: DeviceReader, name: str, code: int, instead: str) -> Absent:
     return Absent(device=reader.gpu.device, counter=name, code=code, why=failure(code).words, instead=instead)
-
-
-def _steps(sampler: Sampler) -> Iterator[tuple[DeviceReader, NvmlStep, int]]:
-    lanes = sampler.lanes
-    for lane in lanes.all() if lanes is not None else ():
-        for job in list(lane.jobs):
-            for step in list(job.steps):
-                yield job.reader, step, job.period_ns
 
 
 def _xids(sampler: Sampler, reader: DeviceReader) -> list[DeviceValue]:

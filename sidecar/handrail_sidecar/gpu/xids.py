@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from handrail_sidecar.gpu.devices import GpuDevice, Nvml
 from handrail_sidecar.gpu.failures import Meaning, code_of, failure
-from handrail_sidecar.gpu.halt import Halt
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +39,6 @@ class XidWatch:
         gpus: Sequence[GpuDevice],
         counts: Counter[tuple[str, int]],
         tell: Callable[[GpuDevice, int], None],
-        stopping: Halt,
     ) -> None:
         self.counts = counts
         self.absent: dict[str, int] = {}
@@ -48,11 +46,17 @@ class XidWatch:
         self._nvml = nvml
         self._gpus = {_address(gpu.handle): gpu for gpu in gpus if not gpu.is_mig}
         self._tell = tell
-        self._stopping = stopping
+        self._stopping = threading.Event()
         self.thread = threading.Thread(target=self._run, name="gpu events", daemon=True)
 
     def start(self) -> None:
         self.thread.start()
+
+    def stop(self, wait_s: float) -> bool:
+        """End the thread, which takes up to ``WAIT_MS``; return whether it has ended."""
+        self._stopping.set()
+        self.thread.join(wait_s)
+        return not self.thread.is_alive()
 
     def _run(self) -> None:
         try:

@@ -1,6 +1,7 @@
 """Read links many times a second, off the event loop.
 
-A driver that is slow or never answers delays no other device (``workers.py``) and nothing else of the sidecar.
+A driver that is slow or never answers delays no other device (``sampling/worker.py``) and nothing else of the sidecar.
+A read of sysfs cannot be cancelled: at worst there is a thread for each device.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -18,13 +19,14 @@ from handrail.records import Process
 from handrail.records.devices import DeviceSample
 from handrail_sidecar.links.device_state import SECOND, DeviceState
 from handrail_sidecar.links.reading import LinkReader
-from handrail_sidecar.links.selection import SelectedLinks, choose
-from handrail_sidecar.links.workers import LinkWorkers
+from handrail_sidecar.links.selection import MOST_DEVICES, SelectedLinks, choose
+from handrail_sidecar.sampling.worker import Reading, Task, WorkerPool
 
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 0.25
-"""Time between two checks for a device that hangs.
+_LEAST_LIMIT_NS: Final = 50_000_000
+_LIMIT_PERIODS: Final = 2.5
+"""Time that a read may take, in periods.
 
 The other devices' counters lose nothing while they wait for that.
 """
@@ -55,6 +57,20 @@ class ReadState(str, Enum):
     GONE = "gone"
 
 
+class _LinkRead(Task):
+    """One device that is read again and again; ``call`` returns whether it is still there."""
+
+    __slots__ = ("_read", "state")
+
+    def __init__(self, state: DeviceState, read: Callable[[DeviceState], bool], interval_ns: int) -> None:
+        super().__init__(state.reader.key, interval_ns, max(_LEAST_LIMIT_NS, int(interval_ns * _LIMIT_PERIODS)))
+        self.state = state
+        self._read = read
+
+    def call(self) -> bool:
+        return self._read(self.state)
+
+
 class LinkSampler:
     """Samples the links of this host.
 
@@ -78,14 +94,13 @@ class LinkSampler:
         self._now = now_unix_ns
         self._monotonic = monotonic_ns
         self._stop = threading.Event()
-        self.lanes = LinkWorkers(self._read, settings.interval_ns, monotonic_ns, self._stop)
-        self._own: list[threading.Thread] = []
+        self.pool = WorkerPool("handrail-links", self._taken, now_ns=monotonic_ns, most_hanging=MOST_DEVICES)
+        self._tasks: dict[str, _LinkRead] = {}
+        self._scanner = threading.Thread(target=self._scan, name="handrail-scan", daemon=True)
 
     def start(self) -> None:
-        for name, work in (("handrail-links", self._look_after), ("handrail-scan", self._scan)):
-            thread = threading.Thread(target=work, name=name, daemon=True)
-            self._own.append(thread)
-            thread.start()
+        self.pool.start()
+        self._scanner.start()
 
     def stop(self, timeout_s: float) -> bool:
         """Stop, and return whether every thread has ended.
@@ -94,9 +109,11 @@ class LinkSampler:
         """
         self._stop.set()
         until = time.monotonic() + timeout_s
-        threads = [*self._own, *self.lanes.threads()]
+        threads = [*self.pool.threads(), self._scanner]
+        self.pool.stop(0.0)
         for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
     def take(self) -> list[DeviceSample]:
@@ -110,10 +127,6 @@ class LinkSampler:
             return ReadState.HUNG
         return ReadState.GONE if watch.gone else ReadState.READ
 
-    def _look_after(self) -> None:
-        while not self._stop.wait(max(LOOK_S, self._settings.interval_ns / SECOND)):
-            self.lanes.look()
-
     def _scan(self) -> None:
         while True:
             try:
@@ -125,12 +138,18 @@ class LinkSampler:
             if self._stop.wait(self._settings.look_ns / SECOND):
                 return
 
-    def _follow(self, readers: Iterable[LinkReader]) -> None:
+    def _follow(self, readers: Sequence[LinkReader]) -> None:
         """Read each device that is not being read: a new one, or one that came back."""
         for reader in readers:
             watch = self.watches.get(reader.key) or DeviceState(reader, self._process)
             self.watches[reader.key] = watch
-            self.lanes.add(watch)
+            if reader.key not in self._tasks:
+                self._tasks[reader.key] = _LinkRead(watch, self._read, self._settings.interval_ns)
+        self.pool.update(self._tasks[reader.key] for reader in readers)
+
+    def _taken(self, readings: Sequence[Reading]) -> None:
+        """Read devices no more that are gone; their samples wait in their states."""
+        self.pool.update(remove=[reading.task for reading in readings if reading.answer is False])
 
     def _read(self, watch: DeviceState) -> bool:
         everything = self._monotonic() >= watch.rest_due_ns

@@ -16,9 +16,9 @@ from handrail.metrics.registry import MetricDef
 from handrail.records.devices import CounterDef, Device, DeviceValue
 from handrail.records.quantities import QuantityKind
 from handrail_sidecar.gpu.failures import FAILURES, failure
+from handrail_sidecar.gpu.nvml_calls import NvmlTask
 from handrail_sidecar.gpu.sampler import Sampler
-from handrail_sidecar.gpu.steps import NvmlStep
-from handrail_sidecar.gpu.view import all_steps, fresh_values, supported
+from handrail_sidecar.gpu.view import all_tasks, fresh_values, supported
 from handrail_sidecar.sources.dcgm import DcgmSource
 
 _DEVICE: Final = ("gpu", "uuid")
@@ -105,7 +105,7 @@ def gpu_rows(sampler: Sampler, *, monotonic_s: Callable[[], float] = time.monoto
             f"{prefix}_threads",
             "gauge",
             "Threads that read GPUs",
-            lambda: float(len(sampler.lanes.all()) if sampler.lanes else 0),
+            lambda: float(len(sampler.pool.workers()) if sampler.pool else 0),
         ),
         MetricDef(f"{prefix}_invalid_values", "counter", "Readings that make no sense", lambda: _invalid(sampler)),
         MetricDef(
@@ -163,36 +163,34 @@ def _lost(sampler: Sampler) -> Values:
 
 
 def _failures(sampler: Sampler) -> Values:
-    counts = dict(sampler.stats.failures)
+    counts = sampler.stats.by_code()
     return {(failure(code).name.lower(),): float(counts.get(code, 0)) for code in sorted({*FAILURES, *counts})}
 
 
-def _by_call(sampler: Sampler, of: Callable[[NvmlStep], float]) -> Values:
+def _by_call(sampler: Sampler, of: Callable[[NvmlTask], float]) -> Values:
     found: dict[tuple[str, ...], float] = {}
-    for step in all_steps(sampler):
-        found[(step.name,)] = found.get((step.name,), 0.0) + of(step)
+    for task in all_tasks(sampler):
+        found[(task.name,)] = found.get((task.name,), 0.0) + of(task)
     return found
 
 
-def _calls(step: NvmlStep) -> float:
-    return step.calls
+def _calls(task: NvmlTask) -> float:
+    return task.calls
 
 
-def _seconds(step: NvmlStep) -> float:
-    return step.spent_ns / 1e9
+def _seconds(task: NvmlTask) -> float:
+    return task.spent_ns / 1e9
 
 
 def _longest(sampler: Sampler) -> Values:
     found: dict[tuple[str, ...], float] = {}
-    for step in all_steps(sampler):
-        found[(step.name,)] = max(found.get((step.name,), 0.0), step.longest_ns / 1e9)
+    for task in all_tasks(sampler):
+        found[(task.name,)] = max(found.get((task.name,), 0.0), task.longest_ns / 1e9)
     return found
 
 
 def _stuck(sampler: Sampler) -> Values:
-    lanes = sampler.lanes
-    hanging = lanes.hanging(sampler.now_ns(), lanes.limit_ns) if lanes is not None else []
-    return {(*_labels(reader.gpu.device), call): ns / 1e9 for reader, call, ns in hanging}
+    return {(*_labels(task.gpu.device), task.name): ns / 1e9 for task, ns in sampler.hanging()}
 
 
 def _invalid(sampler: Sampler) -> float:

@@ -15,7 +15,7 @@ from typing import Final
 from handrail.records import Process, ProcessEvent, ProcessEventKind, Source
 from handrail.records.devices import Device, DeviceSample, DeviceValue
 from handrail_sidecar.gpu.dcgm import DcgmPage
-from handrail_sidecar.gpu.worker import Deliver
+from handrail_sidecar.gpu.state import Deliver
 from handrail_sidecar.sources.engine_metrics import MetricsSettings, NoPageError, fetch_once
 
 log = logging.getLogger(__name__)

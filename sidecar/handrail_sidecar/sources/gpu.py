@@ -14,9 +14,8 @@ from typing import Final
 from handrail.records import Process, ProcessEvent
 from handrail.records.devices import DeviceSample
 from handrail_sidecar.gpu.sampler import Sampler
-from handrail_sidecar.gpu.state import SamplerSettings
+from handrail_sidecar.gpu.state import Deliver, SamplerSettings
 from handrail_sidecar.gpu.view import Absent, absences
-from handrail_sidecar.gpu.worker import Deliver
 
 log = logging.getLogger(__name__)
 

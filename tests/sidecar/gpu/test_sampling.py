@@ -76,7 +76,7 @@ def test_bytes_are_read_with_the_windows_where_these_tell_their_rate_and_else_at
     assert 100 <= reads["0 nvlink_bytes receive"] <= 110
     assert 160 <= reads["1 pcie_bytes receive"] <= 195
     assert 100 <= reads["1 nvlink_bytes receive"] <= 110
-    assert 200 <= reads["2 pcie_bytes receive"] <= 201
+    assert 200 <= reads["2 pcie_bytes receive"] <= 203  # at first faster, until its width is known
     assert 200 <= reads["2 nvlink_bytes receive"] <= 201
     for end in found.values():
         assert len(end["starts"]) == 1  # moved, and not restarted

@@ -123,7 +123,7 @@ def test_however_long_it_hangs_one_thread_waits_for_it_and_one_reads_the_others(
     hang(sysfs, clock, running, "mlx5_0")
     before = reads(running, "eth0")
     until(lambda: reads(running, "eth0") > before + 20 and reads(running, "eth1") > 20)
-    assert len(running.lanes.threads()) == 2
+    assert len(running.pool.workers()) == 2
 
 
 def test_all_that_hang_have_a_thread_each(sysfs: FakeSysfs, clock: Clock, running: LinkSampler) -> None:
@@ -133,7 +133,7 @@ def test_all_that_hang_have_a_thread_each(sysfs: FakeSysfs, clock: Clock, runnin
     hang(sysfs, clock, running, *(f"mlx5_{number}" for number in range(4)))
     before = reads(running, "eth0")
     until(lambda: reads(running, "eth0") > before + 5)
-    assert len(running.lanes.threads()) == 5
+    assert len(running.pool.workers()) == 5
 
 
 def test_a_thread_that_hangs_does_not_keep_the_sidecar_from_ending(sysfs: FakeSysfs, clock: Clock) -> None:

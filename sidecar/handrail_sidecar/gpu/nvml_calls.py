@@ -1,9 +1,9 @@
 """Read values with one NVML call: a device function or a batch of field values.
 
-A step belongs to one device and to the thread that reads it now.
+A task belongs to one device. Its call may hang; ``took`` decodes the answer, under the lock of the device's reader.
 ``took`` returns the values that came and leaves out the others.
 A value that will never come moves to the next way of reading it, or to ``absent``.
-Steps run ten times a second for eight GPUs, on caches that went cold in between.
+Tasks run ten times a second for eight GPUs, on caches that went cold in between.
 So numbers are taken out of NVML's structures in one go, and unchanged values are not rebuilt.
 """
 
@@ -16,13 +16,17 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Final, Protocol
 
-from handrail.device_counters.gpu import EACH_LINK, MOST_LINKS, LineRateOf, NvmlCall, NvmlField
+from handrail.device_counters.gpu import EACH_LINK, MOST_LINKS, LineRateOf, NvmlCall, NvmlField, Pace
 from handrail.records.devices import DeviceValue
 from handrail.records.quantities import QuantityKind
 from handrail_sidecar.gpu.devices import GpuDevice, Nvml
 from handrail_sidecar.gpu.failures import BINDING_TOO_OLD, Meaning, NvmlFailed, code_of, failure
 from handrail_sidecar.gpu.monotonic import Growth
 from handrail_sidecar.gpu.values import UNSIGNED_INT, Slot, decoded
+from handrail_sidecar.sampling.worker import Task
+
+FIRST_CALL_NS: Final = 1_000_000_000
+"""Limit of the first call of a task: a driver may have to wake a GPU for it."""
 
 _WHOLE_NS: Final = 1_000_000_000
 _ENTRY: Final = "24xIIQ"  # nvmlFieldValue_t from its type on: type, return code, value
@@ -36,32 +40,27 @@ class SamplerClock(Protocol):
     def unix_ns(self) -> int: ...
 
 
-class NvmlStep:
-    """One NVML call and the slots that it fills.
+class NvmlTask(Task):
+    """One NVML call that is repeated, and the slots that it fills.
 
     ``gone``: slots that it can no longer serve, with the code; its reader moves them on and empties the list.
+    The reader sets ``pace`` and the period, and the usual limit after the first call.
     """
 
-    __slots__ = ("calls", "failures", "gone", "longest_ns", "name", "read_ns", "resume_ns", "slots", "spent_ns", "warm")
+    __slots__ = ("calls", "failures", "gone", "gpu", "longest_ns", "name", "pace", "read_ns", "slots", "spent_ns")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, gpu: GpuDevice, name: str) -> None:
+        super().__init__(device=str(gpu.device.index), period_ns=_WHOLE_NS, limit_ns=FIRST_CALL_NS)
+        self.gpu = gpu
         self.name = name
+        self.pace = Pace.TICK
         self.slots: list[Slot] = []
         self.gone: list[tuple[Slot, int]] = []
         self.failures = 0  # in a row
-        self.resume_ns = 0  # not before this time, after a failure that may pass
-        self.warm = False  # its first call needs no more time than others
         self.calls = 0  # calls that returned
         self.read_ns = 0  # when the last call began, monotonic
         self.spent_ns = 0
         self.longest_ns = 0
-
-    def asking(self) -> Callable[[], Any]:
-        """Return the call, always the same one; ``took`` decodes what it returns.
-
-        The call returns None when there was nothing to read.
-        """
-        raise NotImplementedError
 
     def values(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
         """Return the values in an answer; the list must not be changed.
@@ -74,7 +73,6 @@ class NvmlStep:
     def took(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
         """Count the call and return its ``values``.
 
-        Answers come oldest first, perhaps long after their calls.
         An exception as answer is what the call raised, and is raised again.
         """
         if answer is None:
@@ -108,14 +106,26 @@ class NvmlStep:
         self.slots.clear()
 
 
-class CallStep(NvmlStep):
+class CallTask(NvmlTask):
     """One function of the handle; several values may come from one answer."""
 
-    __slots__ = ("_active", "_answer", "_ask", "_attributes", "_bits", "_of", "_only", "_seldom", "_values", "_whole_ns", "call")
+    __slots__ = (
+        "_active",
+        "_answer",
+        "_ask",
+        "_attributes",
+        "_bits",
+        "_of",
+        "_only",
+        "_seldom",
+        "_values",
+        "_whole_ns",
+        "function",
+    )
 
     def __init__(self, nvml: Nvml, gpu: GpuDevice, call: NvmlCall) -> None:
-        super().__init__(call.function + "".join(f" {each}" for each in call.arguments if each < 1000))
-        self.call = (call.function, call.arguments)
+        super().__init__(gpu, call.function + "".join(f" {each}" for each in call.arguments if each < 1000))
+        self.function = (call.function, call.arguments)
         function = getattr(nvml, call.function, None)
         self._ask = partial(function, gpu.handle, *call.arguments) if function is not None else _not_in_binding
         self._attributes: Callable[[Any], Any] | None = None
@@ -128,8 +138,8 @@ class CallStep(NvmlStep):
         self._whole_ns = -_WHOLE_NS  # when all were last reported
         self._active: list[DeviceValue] = []  # the rarely reported ones that were not 0 at the last look
 
-    def asking(self) -> Callable[[], Any]:
-        return self._ask
+    def call(self) -> Any:
+        return self._ask()
 
     def values(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
         if not self.slots:
@@ -247,30 +257,28 @@ class _Plan:
         return 0
 
 
-class FieldStep(NvmlStep):
+class FieldTask(NvmlTask):
     """One batch of field values.
 
     Each value has its own return code, which is checked before the value is read (case F08).
     """
 
-    __slots__ = ("_gpu", "_nvml", "_of", "_plan")
+    __slots__ = ("_nvml", "_of", "_plan", "single")
 
-    def __init__(self, nvml: Nvml, gpu: GpuDevice, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, nvml: Nvml, gpu: GpuDevice, name: str, *, single: bool = False) -> None:
+        super().__init__(gpu, name)
+        self.single = single  # one field of a batch that hung, read alone
         self._nvml = nvml
-        self._gpu = gpu
         self._of: list[Slot] = []  # the slots that the plan is made for
         self._plan: _Plan | None = None
 
-    def asking(self) -> Callable[[], Any]:
-        return self._ask
-
-    def _ask(self) -> tuple[_Plan, bytes] | None:
+    def call(self) -> tuple[_Plan, bytes] | None:
         plan = self._plan
         if plan is None or self._of != self.slots:
             if not self.slots:
                 return None
-            plan = self._lay_out([_Entry(*each, self._gpu) for slot in self.slots for each in _scopes(slot)])
+            slots = list(self.slots)  # another thread may move some of them
+            plan = self._lay_out([_Entry(*each, self.gpu) for slot in slots for each in _scopes(slot)], slots)
         code = plan.ask()
         if code:
             raise NvmlFailed(code)
@@ -284,7 +292,7 @@ class FieldStep(NvmlStep):
         refused: list[tuple[_Entry, int]] = []
         for entry, kind, code, bits in zip(plan.entries, flat, flat, flat, strict=True):
             if stale and entry.slot.how is not entry.how:
-                continue  # another step reads it now
+                continue  # another task reads it now
             if code:
                 refused.append((entry, code))
             elif entry.line:
@@ -298,10 +306,10 @@ class FieldStep(NvmlStep):
             self._refused(plan, refused)
         return found
 
-    def _lay_out(self, entries: list[_Entry]) -> _Plan:
-        self._of = list(self.slots)
-        self._plan = _Plan(self._nvml, self._gpu, entries, self._of)
-        return self._plan
+    def _lay_out(self, entries: list[_Entry], slots: list[Slot]) -> _Plan:
+        plan = self._plan = _Plan(self._nvml, self.gpu, entries, slots)
+        self._of = slots
+        return plan
 
     def _refused(self, plan: _Plan, refused: list[tuple[_Entry, int]]) -> None:
         """Handle entries that failed.
@@ -322,7 +330,7 @@ class FieldStep(NvmlStep):
         self.gone += [(slot, codes[id(slot)]) for slot in gone]
         self.slots[:] = [slot for slot in self.slots if slot not in gone]
         if as_planned:  # otherwise the next request is built from the slots left then
-            self._lay_out(left)
+            self._lay_out(left, list(self.slots))
 
     def due_within_ns(self) -> int | None:
         spans = [

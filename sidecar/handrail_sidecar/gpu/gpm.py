@@ -16,7 +16,7 @@ from handrail.device_counters.gpu import WINDOW, Gpm
 from handrail.records.devices import DeviceValue
 from handrail_sidecar.gpu.devices import GpuDevice, Nvml
 from handrail_sidecar.gpu.failures import Meaning, NvmlFailed, failure
-from handrail_sidecar.gpu.steps import NvmlStep, SamplerClock
+from handrail_sidecar.gpu.nvml_calls import NvmlTask, SamplerClock
 from handrail_sidecar.gpu.values import Slot
 
 APART_NS: Final = 100_000_000
@@ -42,18 +42,17 @@ class _Turn:
     compare: Callable[[], Any]
 
 
-class GpmStep(NvmlStep):
+class GpmTask(NvmlTask):
     """One window of performance monitoring.
 
     Its first read gives nothing. A read that comes too soon leaves the window open.
     """
 
-    __slots__ = ("_before_ns", "_clock", "_gpu", "_layout", "_nvml", "_of", "_samples", "_turn", "_turns", "fresh_s", "window")
+    __slots__ = ("_before_ns", "_clock", "_layout", "_nvml", "_of", "_samples", "_turn", "_turns", "fresh_s", "window")
 
     def __init__(self, nvml: Nvml, gpu: GpuDevice, clock: SamplerClock) -> None:
-        super().__init__("nvmlGpmSampleGet")
+        super().__init__(gpu, "nvmlGpmSampleGet")
         self._nvml = nvml
-        self._gpu = gpu
         self._clock = clock
         self._samples: list[Any] = []
         self._turns: list[_Turn] = []  # the two samples alternate as the later one
@@ -64,10 +63,7 @@ class GpmStep(NvmlStep):
         self.fresh_s = 0.0  # length of the window reported last, until it has been compared
         self._of: list[Slot] = []
 
-    def asking(self) -> Callable[[], Any]:
-        return self._ask
-
-    def _ask(self) -> Any:
+    def call(self) -> Any:
         if not self._samples:
             self._prepare()
         if self._of != self.slots:
@@ -87,7 +83,7 @@ class GpmStep(NvmlStep):
         return answer
 
     def _prepare(self) -> None:
-        if not self._nvml.nvmlGpmQueryDeviceSupport(self._gpu.handle).isSupportedDevice:
+        if not self._nvml.nvmlGpmQueryDeviceSupport(self.gpu.handle).isSupportedDevice:
             raise NvmlFailed(_NOT_SUPPORTED)
         self._samples = [self._nvml.nvmlGpmSampleAlloc(), self._nvml.nvmlGpmSampleAlloc()]
 
@@ -107,7 +103,7 @@ class GpmStep(NvmlStep):
             request.metrics[place].metricId = slot.how.id
         return _Turn(
             request,
-            partial(self._nvml.nvmlGpmSampleGet, self._gpu.handle, later),
+            partial(self._nvml.nvmlGpmSampleGet, self.gpu.handle, later),
             partial(self._nvml.nvmlGpmMetricsGet, request),
         )
 

@@ -1,0 +1,1 @@
+"""Repeat calls that may hang, in threads that outlive them; used by ``gpu`` and ``links``."""
