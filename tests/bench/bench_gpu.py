@@ -24,7 +24,7 @@ from nvml.measured import realistic
 _SECONDS = 20.0
 _RUNS = 7  # on a shared machine the cost of a wake-up changes by the minute
 _HUNG = "GPU-fake-3 clock_hertz sm"
-_BUDGET_PERCENT = 1.0
+_BUDGET_PERCENT = 2.0
 _MOST_MISSED = 1
 
 

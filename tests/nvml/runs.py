@@ -261,7 +261,19 @@ def driver_restart() -> dict[str, Any]:
 
 
 def xids(expected: int) -> dict[str, Any]:
+    """Count Xid errors that come once the sampler waits for them."""
+    import pynvml
+
+    waits, wait = threading.Event(), pynvml.nvmlEventSetWait_v2
+
+    def counted(*arguments: Any) -> Any:
+        waits.set()
+        return wait(*arguments)
+
+    pynvml.nvmlEventSetWait_v2 = counted
     running = Running(period_ns=20_000_000)
+    running.until(waits.is_set)
+    control().set(1 * _S)
     running.until(lambda: sum(running.sampler.xids.values()) >= expected)
     counts = {f"{uuid} {code}": count for (uuid, code), count in running.sampler.xids.items()}
     page = {

@@ -7,9 +7,6 @@ So windows follow each other without holes, and rate times window adds up to the
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from handrail.device_counters.gpu import WINDOW, Gpm
@@ -30,33 +27,21 @@ _HEAD: Final = "=24x"  # nvmlGpmMetricsGet_t: version, count, two samples
 _METRIC: Final = "4xId24x"  # nvmlGpmMetric_t: id, return code, value, three names
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """Calls that end a window.
-
-    ``take`` takes the later sample; ``compare`` compares it with the earlier one in ``request``.
-    """
-
-    request: Any
-    take: Callable[[], Any]
-    compare: Callable[[], Any]
-
-
 class GpmTask(NvmlTask):
     """One window of performance monitoring.
 
     Its first read gives nothing. A read that comes too soon leaves the window open.
     """
 
-    __slots__ = ("_before_ns", "_clock", "_layout", "_nvml", "_of", "_samples", "_turn", "_turns", "fresh_s", "window")
+    __slots__ = ("_before_ns", "_clock", "_later", "_layout", "_nvml", "_of", "_requests", "_samples", "fresh_s", "window")
 
     def __init__(self, nvml: Nvml, gpu: GpuDevice, clock: SamplerClock) -> None:
         super().__init__(gpu, "nvmlGpmSampleGet")
         self._nvml = nvml
         self._clock = clock
         self._samples: list[Any] = []
-        self._turns: list[_Turn] = []  # the two samples alternate as the later one
-        self._turn = 0
+        self._requests: list[Any] = []  # the two samples alternate as the later one
+        self._later = 0
         self._layout = struct.Struct(_HEAD)
         self._before_ns: int | None = None
         self.window: DeviceValue | None = None
@@ -67,19 +52,20 @@ class GpmTask(NvmlTask):
         if not self._samples:
             self._prepare()
         if self._of != self.slots:
-            self._ask_for_slots()
+            self._lay_out()
         now, before = self._clock.mono_ns(), self._before_ns
         if before is not None and now - before < APART_NS:
             return None  # the window goes on
         self._before_ns = None  # until this read has succeeded
-        turn, answer = self._turns[self._turn], None
-        turn.take()
+        answer = None
+        self._nvml.nvmlGpmSampleGet(self.gpu.handle, self._samples[self._later])
         if self._clock.mono_ns() - now > APART_NS:
             return None  # the time of the sample is not known
         if before is not None:
-            turn.compare()
-            answer = (self._of, self._layout.unpack_from(turn.request), (now - before) / 1e9)
-        self._turn, self._before_ns = 1 - self._turn, now
+            request = self._requests[self._later]
+            self._nvml.nvmlGpmMetricsGet(request)
+            answer = (self._of, self._layout.unpack_from(request), (now - before) / 1e9)
+        self._later, self._before_ns = 1 - self._later, now
         return answer
 
     def _prepare(self) -> None:
@@ -87,25 +73,21 @@ class GpmTask(NvmlTask):
             raise NvmlFailed(_NOT_SUPPORTED)
         self._samples = [self._nvml.nvmlGpmSampleAlloc(), self._nvml.nvmlGpmSampleAlloc()]
 
-    def _ask_for_slots(self) -> None:
+    def _lay_out(self) -> None:
         first, second = self._samples
         self._of = list(self.slots)
-        self._turns = [self._made(second, first), self._made(first, second)]
-        self._layout = struct.Struct(_HEAD + _METRIC * len(self.slots))
+        self._requests = [self._request(second, first), self._request(first, second)]
+        self._layout = struct.Struct(_HEAD + _METRIC * len(self._of))
 
-    def _made(self, earlier: Any, later: Any) -> _Turn:
+    def _request(self, earlier: Any, later: Any) -> Any:
         request = self._nvml.c_nvmlGpmMetricsGet_t()
         request.version = self._nvml.NVML_GPM_METRICS_GET_VERSION
-        request.numMetrics = len(self.slots)
+        request.numMetrics = len(self._of)
         request.sample1, request.sample2 = earlier, later
-        for place, slot in enumerate(self.slots):
+        for place, slot in enumerate(self._of):
             assert isinstance(slot.how, Gpm)
             request.metrics[place].metricId = slot.how.id
-        return _Turn(
-            request,
-            partial(self._nvml.nvmlGpmSampleGet, self.gpu.handle, later),
-            partial(self._nvml.nvmlGpmMetricsGet, request),
-        )
+        return request
 
     def values(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
         of, numbers, self.fresh_s = answer

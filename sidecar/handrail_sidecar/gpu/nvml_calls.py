@@ -210,7 +210,7 @@ class _Entry:
         self.bits = -1  # the last raw value
         self.value: DeviceValue | None = None
 
-    def tell(self, kind: int, bits: int, at_unix_ns: int) -> DeviceValue | None:
+    def decode(self, kind: int, bits: int, at_unix_ns: int) -> DeviceValue | None:
         """Decode a value that changed since the last look."""
         raw = decoded(kind, bits)
         self.value = self.slot.standing_count(raw, at_unix_ns) if self.stands else self.slot.gauge(raw)
@@ -228,69 +228,48 @@ class _Entry:
         growth.follow(raw, began_ns, ended_ns, at_unix_ns, self.line)
 
 
-class _Plan:
-    """Request and answer layout of one batch; ``ask`` fills ``array``.
-
-    ``ask`` returns NVML's code.
-    ``nvmlDeviceGetFieldValues`` builds a new array in Python at each call: 8.6 us for ten fields; reusing one array takes 0.5 us
-    (measured here, with the double). So its inner look-up is used when the binding has it.
-    """
-
-    __slots__ = ("array", "ask", "entries", "growing", "layout")
-
-    def __init__(self, nvml: Nvml, gpu: GpuDevice, entries: list[_Entry], slots: list[Slot]) -> None:
-        self.entries = entries
-        self.growing = [slot for slot in slots if slot.counter.link is not None]
-        self.layout = struct.Struct("=" + _ENTRY * len(entries))
-        self.array: Any = None
-        self.ask: Callable[[], int] = partial(self._ask_anew, nvml, gpu.handle)
-        pointer = getattr(nvml, "_nvmlGetFunctionPointer", None)
-        if pointer is not None:
-            self.array = (nvml.c_nvmlFieldValue_t * len(entries))()
-            for value, entry in zip(self.array, entries, strict=True):
-                value.fieldId, value.scopeId = entry.how.id, entry.scope
-            count = ctypes.c_int32(len(entries))
-            self.ask = partial(pointer("nvmlDeviceGetFieldValues"), gpu.handle, count, ctypes.byref(self.array))
-
-    def _ask_anew(self, nvml: Nvml, handle: Any) -> int:
-        self.array = nvml.nvmlDeviceGetFieldValues(handle, [(entry.how.id, entry.scope) for entry in self.entries])
-        return 0
-
-
 class FieldTask(NvmlTask):
     """One batch of field values.
 
     Each value has its own return code, which is checked before the value is read (case F08).
+    ``nvmlDeviceGetFieldValues`` builds a new array in Python at each call: 8.6 us for ten fields; reusing one array takes 0.5 us
+    (measured here, with the double). So its inner look-up is used when the binding has it.
     """
 
-    __slots__ = ("_nvml", "_of", "_plan", "single")
+    __slots__ = ("_array", "_entries", "_inner", "_layout", "_nvml", "_of", "single")
 
     def __init__(self, nvml: Nvml, gpu: GpuDevice, name: str, *, single: bool = False) -> None:
         super().__init__(gpu, name)
         self.single = single  # one field of a batch that hung, read alone
         self._nvml = nvml
-        self._of: list[Slot] = []  # the slots that the plan is made for
-        self._plan: _Plan | None = None
+        self._of: list[Slot] = []  # the slots that the entries are made for
+        self._entries: list[_Entry] = []
+        self._layout = struct.Struct("=")
+        self._array: Any = None
+        self._inner: Callable[[], int] | None = None  # fills the array
 
-    def call(self) -> tuple[_Plan, bytes] | None:
-        plan = self._plan
-        if plan is None or self._of != self.slots:
-            if not self.slots:
-                return None
-            slots = list(self.slots)  # another thread may move some of them
-            plan = self._lay_out([_Entry(*each, self.gpu) for slot in slots for each in _scopes(slot)], slots)
-        code = plan.ask()
-        if code:
+    def call(self) -> tuple[list[_Entry], tuple[int, ...]] | None:
+        slots = self.slots
+        if self._of != slots:
+            slots = list(slots)  # another thread may move some of them
+            self._lay_out([_Entry(*each, self.gpu) for slot in slots for each in _scopes(slot)], slots)
+        if not self._entries:
+            return None
+        entries, layout = self._entries, self._layout
+        if self._inner is None:
+            self._array = self._nvml.nvmlDeviceGetFieldValues(self.gpu.handle, [(each.how.id, each.scope) for each in entries])
+        elif code := self._inner():
             raise NvmlFailed(code)
-        return plan, bytes(plan.array)  # copied before the array is filled again
+        return entries, layout.unpack_from(self._array)
 
     def values(self, answer: Any, began_ns: int, ended_ns: int, at_unix_ns: int) -> list[DeviceValue]:
-        plan, array = answer
-        stale = plan is not self._plan
-        flat = iter(plan.layout.unpack_from(array))
+        entries, numbers = answer
+        stale = entries is not self._entries
+        flat = iter(numbers)
         found: list[DeviceValue] = []
         refused: list[tuple[_Entry, int]] = []
-        for entry, kind, code, bits in zip(plan.entries, flat, flat, flat, strict=True):
+        growing: dict[int, Slot] = {}
+        for entry, kind, code, bits in zip(entries, flat, flat, flat, strict=True):
             if stale and entry.slot.how is not entry.how:
                 continue  # another task reads it now
             if code:
@@ -298,20 +277,28 @@ class FieldTask(NvmlTask):
             elif entry.line:
                 entry.grow(kind, bits, began_ns, ended_ns, at_unix_ns)
             else:
-                value = entry.value if bits == entry.bits else entry.tell(kind, bits, at_unix_ns)
+                value = entry.value if bits == entry.bits else entry.decode(kind, bits, at_unix_ns)
                 if value is not None:
                     found.append(value)
-        found += [slot.grown() for slot in plan.growing if slot.growths]
+            if entry.line and entry.slot.growths:
+                growing[id(entry.slot)] = entry.slot
+        found += [slot.grown() for slot in growing.values()]
         if refused:
-            self._refused(plan, refused)
+            self._refused(entries, refused)
         return found
 
-    def _lay_out(self, entries: list[_Entry], slots: list[Slot]) -> _Plan:
-        plan = self._plan = _Plan(self._nvml, self.gpu, entries, slots)
-        self._of = slots
-        return plan
+    def _lay_out(self, entries: list[_Entry], slots: list[Slot]) -> None:
+        self._of, self._entries = slots, entries
+        self._layout = struct.Struct("=" + _ENTRY * len(entries))
+        pointer = getattr(self._nvml, "_nvmlGetFunctionPointer", None)
+        if pointer is not None and entries:
+            self._array = (self._nvml.c_nvmlFieldValue_t * len(entries))()
+            for value, entry in zip(self._array, entries, strict=True):
+                value.fieldId, value.scopeId = entry.how.id, entry.scope
+            count = ctypes.c_int32(len(entries))
+            self._inner = partial(pointer("nvmlDeviceGetFieldValues"), self.gpu.handle, count, ctypes.byref(self._array))
 
-    def _refused(self, plan: _Plan, refused: list[tuple[_Entry, int]]) -> None:
+    def _refused(self, entries: list[_Entry], refused: list[tuple[_Entry, int]]) -> None:
         """Handle entries that failed.
 
         Entries that will never come are not requested again. A lost device raises ``NvmlFailed``, whatever else came.
@@ -323,10 +310,10 @@ class FieldTask(NvmlTask):
         if not never:
             return
         codes = {id(entry.slot): never[id(entry)] for entry, _ in refused if id(entry) in never}
-        left = [entry for entry in plan.entries if id(entry) not in never]
+        left = [entry for entry in entries if id(entry) not in never]
         served = {id(entry.slot) for entry in left}
         gone = [slot for slot in self.slots if id(slot) in codes and id(slot) not in served]
-        as_planned = plan is self._plan and self._of == self.slots
+        as_planned = entries is self._entries and self._of == self.slots
         self.gone += [(slot, codes[id(slot)]) for slot in gone]
         self.slots[:] = [slot for slot in self.slots if slot not in gone]
         if as_planned:  # otherwise the next request is built from the slots left then
@@ -335,7 +322,7 @@ class FieldTask(NvmlTask):
     def due_within_ns(self) -> int | None:
         spans = [
             entry.slot.growths[entry.scope].due_within_ns(entry.line)
-            for entry in (self._plan.entries if self._plan is not None else ())
+            for entry in self._entries
             if entry.line and entry.scope in entry.slot.growths
         ]
         return min((each for each in spans if each is not None), default=None)

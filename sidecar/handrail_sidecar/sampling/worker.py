@@ -99,6 +99,7 @@ class Worker:
     since_ns: int = 0
     missed: int = 0  # periods before that call
     check_ns: int = 0  # when the monitor has to look
+    limit_ns: int = 0  # the least one of its tasks
     readings: list[Reading] = field(default_factory=list)  # of the present round
     alone: Task | None = None  # the call that hung; the worker keeps no other
     given_up: bool = False  # the call that runs exceeded its limit
@@ -140,8 +141,8 @@ class WorkerPool:
         self._checked = checked
         self._most = most_hanging
         self._most_a_device = most_hanging_a_device
-        # guards the tasks, the workers and all that they hold; notified when those who sleep must look again
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()  # guards the tasks, the workers and all that they hold
+        self._changed = threading.Condition(self._lock)  # those who sleep must look again
         self._tasks: list[Task] = []  # by device
         self._workers: list[Worker] = []  # oldest first
         self._monitor = threading.Thread(target=self._watch, name=f"{name} monitor", daemon=True)
@@ -155,7 +156,7 @@ class WorkerPool:
 
         Does nothing for a task that is there already, or that is not.
         """
-        with self._changed:
+        with self._lock:
             gone = [task for task in remove if task.worker is not None]
             new = [task for task in add if task.worker is None and not self.stopped]
             if not gone and not new:
@@ -171,7 +172,7 @@ class WorkerPool:
 
     def workers(self) -> list[Worker]:
         """Return the present workers."""
-        with self._changed:
+        with self._lock:
             return list(self._workers)
 
     def threads(self) -> list[threading.Thread]:
@@ -180,7 +181,7 @@ class WorkerPool:
 
     def hanging(self, longer_than_ns: int = 0) -> list[tuple[Any, int]]:
         """Return (task, ns) for every call that exceeds its limit and this time."""
-        with self._changed:
+        with self._lock:
             calls = [(each.inside, self._now() - each.since_ns) for each in self._workers if each.inside is not None]
         return [(task, ns) for task, ns in calls if ns > max(task.limit_ns, longer_than_ns)]
 
@@ -189,7 +190,7 @@ class WorkerPool:
 
         Waits for none that hangs.
         """
-        with self._changed:
+        with self._lock:
             self.stopped = True
             self._changed.notify_all()
         hanging = {id(task.worker) for task, _ in self.hanging()}
@@ -212,19 +213,21 @@ class WorkerPool:
                     except Exception as error:  # one call must not hide the others
                         answer = error
                     self._end(worker, answer)
-            with self._changed:
+            with self._lock:
                 readings, worker.readings = worker.readings, []
-            self._hand_over(readings, self._look_back(worker, began_ns))
+            self._hand_over(self._deliver, readings)
+            self._hand_over(self._rejoined, self._look_back(worker, began_ns))
 
     def _due(self, worker: Worker) -> list[Task]:
         """Sleep until tasks are due and return them; [] when the worker ends."""
-        with self._changed:
+        with self._lock:
             while not self.stopped:
                 mine = [task for task in self._tasks if task.worker is worker]
                 if not mine:
                     break
                 now, due_ns = self._now(), min([task.next_ns for task in mine])
-                worker.check_ns = max(now, due_ns) + min([task.limit_ns for task in mine])
+                worker.limit_ns = min([task.limit_ns for task in mine])
+                worker.check_ns = max(now, due_ns) + worker.limit_ns
                 if due_ns <= now or not self._changed.wait((due_ns - now) / 1e9):
                     now = max(due_ns, self._now())
                     return [task for task in mine if task.next_ns <= now]
@@ -233,7 +236,7 @@ class WorkerPool:
 
     def _begin(self, worker: Worker, task: Task) -> bool:
         """Return whether the worker still has this task, and note that its call begins."""
-        with self._changed:
+        with self._lock:
             if task.worker is not worker or self.stopped:
                 return False
             now = worker.since_ns = self._now()
@@ -244,7 +247,7 @@ class WorkerPool:
     def _end(self, worker: Worker, answer: Any) -> None:
         """Note that a call returned; the answer of one that was given up is too old."""
         ended_ns = self._now()
-        with self._changed:
+        with self._lock:
             task, began_ns = worker.inside, worker.since_ns
             assert task is not None
             if ended_ns - began_ns > task.limit_ns // 2:
@@ -253,21 +256,19 @@ class WorkerPool:
                 worker.readings.append(Reading(task, answer, began_ns, ended_ns, worker.missed))
             worker.inside, worker.given_up, worker.not_replaced = None, False, False
 
-    def _hand_over(self, readings: Sequence[Reading], rejoined: Sequence[Task] = ()) -> None:
+    def _hand_over(self, to: Callable[[Sequence[Any]], None], what: Sequence[Any]) -> None:
         try:
-            if readings:
-                self._deliver(readings)
-            if rejoined:
-                self._rejoined(rejoined)
+            if what:
+                to(what)
         except Exception:  # an error in one round must not end all reading
-            self._fault("what was read could not be delivered")
+            self._fault("what was read could not be handed over")
 
     def _look_back(self, worker: Worker, began_ns: int) -> list[Task]:
         """After a round, check whether the worker has too much to do or is not needed.
 
         Returns the tasks that rejoined others.
         """
-        with self._changed:
+        with self._lock:
             now = self._now()
             worker.busy_ns += now - began_ns
             if now - worker.span_ns >= _SPAN_NS:
@@ -330,7 +331,7 @@ class WorkerPool:
                 self._checked()
             except Exception:  # an error must not end the watch over hanging calls
                 self._fault("the watch over hanging calls failed and goes on")
-            with self._changed:
+            with self._lock:
                 if not self.stopped:
                     self._changed.wait(wait_ns / 1e9)
 
@@ -338,7 +339,7 @@ class WorkerPool:
         """Give up calls that take too long; return in how many ns to look again."""
         readings: list[Reading] = []
         hanging: list[Task] = []
-        with self._changed:
+        with self._lock:
             now = self._now()
             again_ns = now + _IDLE_NS
             for worker in list(self._workers):
@@ -350,8 +351,10 @@ class WorkerPool:
                     else:
                         worker.check_ns = now + task.limit_ns
                         readings += self._give_up(worker, task)
-                again_ns = min(again_ns, max(worker.check_ns, now + _LEAST_NS))
-        self._hand_over(readings)
+                # while it makes no call, nothing hangs: a thread that wakes less often costs less
+                least_ns = _LEAST_NS if task is not None else worker.limit_ns * 3 // 2
+                again_ns = min(again_ns, max(worker.check_ns, now + least_ns))
+        self._hand_over(self._deliver, readings)
         for task in hanging:
             self._hangs(task)
         return again_ns - now

@@ -215,7 +215,7 @@ def test_F11_an_idle_link_is_a_true_zero(double: Double) -> None:
 
 def test_F13_an_xid_is_counted_when_it_comes_and_does_not_stay(double: Double) -> None:
     scenario = h100(2).add("at 0.3 gpu 1 xid 31", "at 0.4 gpu 1 xid 31", "at 0.5 gpu 0 xid 62")
-    found = double.call("nvml.runs:xids", scenario, 3)
+    found = double.call("nvml.runs:xids", scenario, 3, virtual=True)
     assert found["counts"] == {"GPU-fake-1 31": 2, "GPU-fake-0 62": 1}
     assert found["page"]["1 31"] == 2
     assert found["page"]["0 62"] == 1
@@ -225,7 +225,7 @@ def test_F13_an_xid_is_counted_when_it_comes_and_does_not_stay(double: Double) -
 
 
 def test_F13_a_storm_of_one_error_is_counted_and_logged_once(double: Double) -> None:
-    found = double.call("nvml.runs:xids", h100(2).add(*["at 0.3 gpu 1 xid 94"] * 50), 50)
+    found = double.call("nvml.runs:xids", h100(2).add(*["at 0.3 gpu 1 xid 94"] * 50), 50, virtual=True)
     assert found["counts"] == {"GPU-fake-1 94": 50}
     assert found["details"] == ["GPU 1 (GPU-fake-1): Xid 94"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from handrail_sidecar.sampling.worker import WELL_NS, Reading, Task, TimedCalls, WorkerPool
+from handrail_sidecar.sampling.worker import WELL_NS, Reading, Task, TimedCalls, Worker, WorkerPool
 
 SOON_S = 60.0
 MS = 1_000_000
@@ -342,16 +342,13 @@ def test_the_monitor_looks_again_when_a_call_has_had_its_time_and_not_a_time_lat
     bench.end()
 
 
-def test_the_monitor_sleeps_until_a_call_that_is_due_later_may_hang() -> None:
+@pytest.mark.parametrize(("due_ms", "again_ms"), [(70, 120), (30, 80), (5, 75)])
+def test_the_monitor_sleeps_until_a_call_that_is_due_later_may_hang(due_ms: int, again_ms: int) -> None:
     bench = Bench()
-    call = Call("a")
-    call.period_ns = 100 * MS
-    call.next_ns = bench.now_ns + 30 * MS
-    bench.add(call)
-    (worker,) = bench.pool.workers()
-    until(lambda: worker.check_ns == bench.now_ns + 30 * MS + LIMIT_NS)
-    assert bench.pass_time(0) == 30 * MS + LIMIT_NS
-    bench.end()
+    now = bench.now_ns
+    asleep = Worker("asleep", "", now, now, check_ns=now + due_ms * MS + LIMIT_NS, limit_ns=LIMIT_NS)
+    bench.pool._workers = [asleep]
+    assert bench.pass_time(0) == again_ms * MS
 
 
 def test_the_monitor_gives_up_what_hangs_and_reports(bench: Bench) -> None:
