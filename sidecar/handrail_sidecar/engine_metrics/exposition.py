@@ -29,6 +29,13 @@ _ESCAPED: Final = {"\\": "\\", '"': '"', "n": "\n"}
 _TYPE: Final = re.compile(rb"^# TYPE (\S+) (\w+)", re.MULTILINE)
 _LONGEST_LINE: Final = 65536
 
+BLANKS: Final = frozenset(
+    {float(0x7FFFFFF0 + each) for each in range(4)}
+    | {float(0x7FFFFFFFFFFFFFF0 + each) for each in range(4)}
+    | {140737488355328.0 + each for each in range(4)}
+)
+"""Values by which DCGM says "no value"; some exporters pass them on."""
+
 
 @dataclass(slots=True)
 class ScanStats:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from handrail.otlp.values import LARGEST
 from handrail.records.quantities import BY_NAME, Quantity, QuantityKind
-from handrail_sidecar.engine_metrics.exposition import Scanner
+from handrail_sidecar.engine_metrics.exposition import BLANKS, Scanner
 from handrail_sidecar.engine_metrics.family import COPY_LABELS, ENGINE_LABELS
 from handrail_sidecar.engine_metrics.index import FamilyMatch, SamplePart, find
 from handrail_sidecar.engine_metrics.vllm import LORA
@@ -27,11 +27,6 @@ MOST_LABELS: Final = 64
 OTHER: Final = "other"
 _LONGEST_LABEL: Final = 128
 
-_BLANKS: Final = frozenset(
-    {float(0x7FFFFFF0 + each) for each in range(4)}  # DCGM's values for "no value", which some exporters pass on
-    | {float(0x7FFFFFFFFFFFFFF0 + each) for each in range(4)}
-    | {140737488355328.0 + each for each in range(4)}
-)
 _POISONED_WITH: Final = {"queue_seconds": ("prefill_seconds",)}
 """Quantities whose sums a failed KV load falsifies together.
 
@@ -265,7 +260,7 @@ def _sane(reading: PageReading, slot: _Slot, value: float) -> float | None:
     if not math.isfinite(value):
         _count(reading, "not_finite")
         return None
-    if value in _BLANKS:
+    if value in BLANKS:
         _count(reading, "blank")
         return None
     if value < 0:

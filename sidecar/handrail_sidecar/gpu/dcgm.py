@@ -14,15 +14,8 @@ from typing import Final
 from handrail.device_counters.gpu import XID
 from handrail.records import Process, Source
 from handrail.records.devices import Device, DeviceKind, DeviceSample, DeviceValue
-from handrail_sidecar.engine_metrics.exposition import Scanner
+from handrail_sidecar.engine_metrics.exposition import BLANKS, Scanner
 from handrail_sidecar.gpu.monotonic import Standing
-
-_BLANKS: Final = frozenset(
-    {float(0x7FFFFFF0 + each) for each in range(4)}
-    | {float(0x7FFFFFFFFFFFFFF0 + each) for each in range(4)}
-    | {140737488355328.0 + each for each in range(4)}
-)
-"""Values by which DCGM says "no value"."""
 
 _UUID_LABELS: Final = ("UUID", "gpu_uuid", "uuid")  # one exporter uses several (case F16)
 _LINK_LABELS: Final = ("nvlink", "link")  # a part of the traffic that the series without this label counts
@@ -127,7 +120,7 @@ class DcgmPage:
             found = raw.setdefault(line.device.key, {})
             if line.device.key not in self._known:
                 self._known[line.device.key] = _Known(line.device)
-            if value in _BLANKS or not math.isfinite(value) or value < 0:
+            if value in BLANKS or not math.isfinite(value) or value < 0:
                 self.invalid += 1
             else:
                 found[line.family] = value
