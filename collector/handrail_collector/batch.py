@@ -8,21 +8,19 @@ seconds and two runs of the same records give the same rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from handrail.records import Iteration, ProcessEvent
 from handrail.records.devices import DeviceRun
-from handrail_collector.explain.request.request_row import Fleet, explain_all
-from handrail_collector.explain.stalls.stall_rows import StallDesk, no_stalls
-from handrail_collector.pipeline import numbered, withdrawn, withdrawn_fetches
+from handrail_collector.decisions import DecidedRows, Decisions
+from handrail_collector.event_rows import MINUTE_NS, clock_rows
+from handrail_collector.explain.request.request_row import Fleet
+from handrail_collector.explain.stalls.stall_rows import StallDesk
 from handrail_collector.rows import MERGED, ClockPairRow, FetchRow, LinkFactRow, RequestRow, StallRow
 from handrail_collector.stitch.arrival import AHEAD_NS, latest_of
 from handrail_collector.stitch.engine_activity import Activities
-from handrail_collector.stitch.events import MINUTE_NS, clock_rows
 from handrail_collector.stitch.evidence import Item
-from handrail_collector.stitch.group import RequestGroup
 from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
 from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.samples import SampleRow, table_of
@@ -48,19 +46,29 @@ def rows_of(
     ``fetches``: receives the hand-offs of a request when its row is decided. ``stalls``: receives those of its stream.
     ``clocks``: receives the clock bounds between hosts, once a minute.
     """
-    decided = _Decided(Stitcher(settings), StallDesk(), fetches, stalls)
-    stitcher = decided.stitcher
+    stitcher, decisions = Stitcher(settings), Decisions(StallDesk())
+
+    def decided(due: Iterable[Decision], now: int) -> Iterator[RequestRow]:
+        for rows in _decided(stitcher, decisions, due, now):
+            if fetches is not None:
+                fetches.extend(rows.fetches)
+            if stalls is not None:
+                stalls.extend(rows.stalls)
+            if rows.row is not None:
+                yield rows.row
+                yield from rows.withdrawn
+
     swept = 0
     for offset, (received_unix_ns, record) in enumerate(records):
         for second in range(swept + SECOND, received_unix_ns + 1, SECOND) if swept else ():
-            yield from decided.rows(stitcher.sweep(second), second)
+            yield from decided(stitcher.sweep(second), second)
             swept = second
             if clocks is not None and second // MINUTE_NS != (second - SECOND) // MINUTE_NS:
                 clocks.extend(clock_rows(stitcher.clocks.intervals(), second, offset))
         swept = swept or received_unix_ns
-        yield from decided.rows(stitcher.advance(received_unix_ns), received_unix_ns)
+        yield from decided(stitcher.advance(received_unix_ns), received_unix_ns)
         if isinstance(record, Activities) and latest_of(record) <= received_unix_ns + AHEAD_NS:
-            decided.desk.activity.take(record)
+            decisions.desk.activity.take(record)
         if not isinstance(record, Iteration | ProcessEvent | DeviceRun):
             stitcher.add(record, offset, received_unix_ns)
     if clocks is not None and swept:
@@ -69,45 +77,15 @@ def rows_of(
     of = stitcher.settings
     soon = swept + of.engine_wait_ns + of.settle_ns + 2 * SECOND
     for now in (*range(swept + SECOND, soon, SECOND), soon + of.max_open_ns, soon + of.max_open_ns + 2 * SECOND):
-        yield from decided.rows(stitcher.sweep(now), now)
+        yield from decided(stitcher.sweep(now), now)
 
 
-@dataclass(frozen=True, slots=True)
-class _Decided:
-    """Rows and lists that a decision produces; lists that are None receive nothing."""
-
-    stitcher: Stitcher
-    desk: StallDesk
-    fetches: list[FetchRow] | None
-    stalls: list[StallRow] | None
-
-    def rows(self, decisions: Iterable[Decision], now: int) -> Iterator[RequestRow]:
-        for decision in decisions:
-            group = decision.group
-            if not group.is_request:
-                continue
-            reporting = frozenset(self.stitcher.reporting(min(now, group.deadline_unix_ns or now)))
-            explained = explain_all(group, Fleet(reporting, clocks=self.stitcher.clocks))
-            if explained.row is None:
-                continue
-            row = self.desk.with_standstills(group, explained.row)
-            report = {(trace_id, request_id): version for trace_id, request_id, version in group.superseded}
-            group.superseded.clear()
-            report.pop((row.trace_id, row.request_id), None)
-            earlier = sorted(report.items())
-            if self.fetches is not None:
-                self.fetches.extend(numbered(explained.fetches, row))
-                self.fetches.extend(withdrawn_fetches(row, *of, version) for of, version in earlier)
-            if self.stalls is not None:
-                self._stalls(group, row, self.stalls)
-                self.stalls.extend(no_stalls(row, *of, version + 1) for of, version in earlier)
-            yield row
-            yield from (withdrawn(row, *of, version) for of, version in earlier)
-
-    def _stalls(self, group: RequestGroup, row: RequestRow, stalls: list[StallRow]) -> None:
-        found = self.desk.explain(group, row)
-        group.stalls_reported = bool(found)
-        stalls.extend(found)
+def _decided(stitcher: Stitcher, decisions: Decisions, due: Iterable[Decision], now: int) -> Iterator[DecidedRows]:
+    for decision in due:
+        group = decision.group
+        if group.is_request:  # KV without a request has no row to hang on
+            reporting = frozenset(stitcher.reporting(min(now, group.deadline_unix_ns or now)))
+            yield decisions.rows(group, Fleet(reporting, clocks=stitcher.clocks))
 
 
 def newest(rows: Iterable[RequestRow]) -> list[RequestRow]:

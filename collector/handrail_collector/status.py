@@ -73,7 +73,11 @@ class Running:
                 "coverage": self.pipeline.counting.coverage.ratio(now),
                 "open": len(self.pipeline.stitcher.open_groups()),
             },
-            "spans": {"received": pipeline.spans, "stored": pipeline.spans_stored, "duplicates": self.pipeline.duplicates.spans},
+            "spans": {
+                "received": pipeline.spans,
+                "stored": pipeline.spans_stored,
+                "duplicates": self.pipeline.intake.duplicates.spans,
+            },
             "journal": {
                 "end_offset": journal.end,
                 "published_offset": pipeline.published_offset,

@@ -91,8 +91,8 @@ async def test_G12_what_is_delivered_again_changes_nothing(tmp_path: Path) -> No
     assert len([r for r in stored(tmp_path) if r.client_request_id == "req-a"]) == 1
     assert pipeline.stats.spans == 3 + 1
     assert pipeline.stats.spans_stored == 3 + 1
-    assert pipeline.duplicates.batches == 6
-    assert pipeline.duplicates.spans == 6
+    assert pipeline.intake.duplicates.batches == 6
+    assert pipeline.intake.duplicates.spans == 6
 
 
 async def test_a_restart_says_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
@@ -246,8 +246,8 @@ async def test_what_no_column_takes_is_left_out_and_the_rest_goes_on(tmp_path: P
         await taken(pipeline, journal)
         clock.now += 30 * SECOND
         sweep(pipeline, clock.now)
-        odd = replace(pipeline._rows[0], request_id="f" * 16, status="no number")  # no column takes this value
-        pipeline._rows.append(odd)
+        odd = replace(pipeline.buffer.waiting.requests[0], request_id="f" * 16, status="no number")  # no column takes this value
+        pipeline.buffer.waiting.requests.append(odd)
         await pipeline.flush()
         assert pipeline.stats.failing == 0
         assert pipeline.stats.faults == 1
@@ -439,6 +439,6 @@ def test_whatever_comes_the_pipeline_goes_on(data: st.DataObject, tmp_path_facto
             pipeline.rows()
             await pipeline.flush()
             assert (pipeline.stats.faults, pipeline.stats.failing) == (0, 0)
-            assert pipeline.stats.rows > 0 or pipeline.reader.unreadable > 0
+            assert pipeline.stats.rows > 0 or pipeline.intake.reader.unreadable > 0
 
     asyncio.run(run())

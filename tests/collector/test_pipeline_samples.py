@@ -55,7 +55,9 @@ async def test_samples_are_stored_once_whatever_is_delivered_again_and_replayed(
             for seq, batch in enumerate(reports, 1):
                 await journal.consume(Signal.METRICS, device_batch(batch, seq))
             await taken(pipeline, journal)
-            assert pipeline.duplicates.batches == (0 if life == 0 else 4)  # one repeat in the first life, three in the second
+            assert pipeline.intake.duplicates.batches == (
+                0 if life == 0 else 4
+            )  # one repeat in the first life, three in the second
             if life == 0:
                 await pipeline.flush()
                 await journal.consume(Signal.METRICS, device_batch(reports[0], 1))
@@ -108,7 +110,7 @@ async def test_a_row_of_samples_that_no_column_takes_is_left_out_and_the_rest_is
     async with running(tmp_path, Clock()) as (journal, pipeline):
         await journal.consume(Signal.METRICS, device_batch(links(1)[0], 1))
         await taken(pipeline, journal)
-        pipeline._events.add(Table.GPU_SAMPLES, runs([sample(gpu(line_rate_bytes="fast"), START_UNIX_NS)])[0])
+        pipeline.buffer.waiting.add(Table.GPU_SAMPLES, runs([sample(gpu(line_rate_bytes="fast"), START_UNIX_NS)])[0])
         await pipeline.flush()
         assert (pipeline.stats.faults, pipeline.stats.publish_failures) == (1, 0)
     assert len(kept(tmp_path, Table.LINK_SAMPLES)) == 20

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from handrail.records import LogFact, LogKind
+from handrail_collector.event_rows import MINUTE_NS, key_of
 from handrail_collector.rows import LinkFactRow
-from handrail_collector.stitch.events import MINUTE_NS, key_of
 
 SECOND: Final = 10**9
 NO_GPU_GET: Final = "ucx.no_nvlink"

@@ -231,6 +231,6 @@ def _age(since_unix_ns: int | None, now_unix_ns: int) -> float:
 
 def _silent(pipeline: Pipeline, now_unix_ns: int) -> dict[tuple[str, ...], float]:
     last = pipeline.stitcher.last_reported()
-    for who, at in pipeline.source_liveness.last_unix_ns.items():
+    for who, at in pipeline.intake.source_liveness.last_unix_ns.items():
         last[who] = max(at, last.get(who, 0))
     return {(role.value, source): _age(at, now_unix_ns) for (role, source), at in sorted(last.items())}

@@ -20,8 +20,8 @@ from handrail_cli.main import main
 from handrail_cli.sanitize import cleaned
 from handrail_collector.api.events import HappenedFilter, happened_from_json, happened_to_json
 from handrail_collector.api.server import ApiServer
+from handrail_collector.event_rows import finding_row, process_event_row
 from handrail_collector.rows import FetchRow, RequestRow
-from handrail_collector.stitch.events import finding_row, process_event_row
 from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.queries.events import happened
 from handrail_collector.store.read import StoreReader

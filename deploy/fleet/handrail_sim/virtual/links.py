@@ -16,9 +16,9 @@ from handrail.device_counters import link as names
 from handrail.device_counters.link import Nature
 from handrail.records import LineClock, LogFact, LogKind, Process, Source
 from handrail.records.devices import Device, DeviceKind, DeviceRun, DeviceSample, DeviceValue, runs
+from handrail_collector.event_rows import key_of
 from handrail_collector.links.facts import link_fact_row
 from handrail_collector.rows import LinkFactRow
-from handrail_collector.stitch.events import key_of
 from handrail_sim.emulator.faults import Active, Fault
 from handrail_sim.emulator.observe import HostClock, clocks
 from handrail_sim.emulator.scenario import Scenario
