@@ -283,7 +283,7 @@ async def test_G14_an_endless_trace_starves_nobody_and_a_late_error_is_kept(tmp_
         await taken(pipeline, journal)
         clock.now += 30 * SECOND
         sweep(pipeline, clock.now)
-        assert len(pipeline.stitcher._links) == limit
+        assert len(pipeline.stitcher._joins._links) == limit
         assert pipeline.stitcher.stats.links_dropped == spans - 1 - limit  # its root has no parent
     rows = {row.client_request_id: row for row in stored(tmp_path)}
     assert len(rows) == given["expected"]["complete"] + 1

@@ -358,7 +358,7 @@ async def test_G09_a_session_long_trace_is_not_one_request(tmp_path: Path) -> No
         await taken(pipeline, journal)
         clock.now += 30 * SECOND
         sweep(pipeline, clock.now)
-        assert len(pipeline.stitcher._links) <= 1000
+        assert len(pipeline.stitcher._joins._links) <= 1000
         assert len([r for r in pipeline.rows() if r.complete]) == 25
 
 

@@ -191,8 +191,7 @@ def _parent(record: Item) -> str:
     """Return the trace id + span id of the parent; '' for a root.
 
     A KV fetch names the peer's publish as its parent only for drawing. The decode's span is used instead, because the published
-    KV
-    may be another request's.
+    KV may be another request's.
     """
     if isinstance(record, LogFact):
         return ""

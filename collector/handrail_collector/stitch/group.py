@@ -89,6 +89,34 @@ class RequestGroup:
     findings: list[Finding] = field(default_factory=list)
     merged_into: RequestGroup | None = None
 
+    @property
+    def root(self) -> RequestGroup:
+        """The group that holds its evidence now."""
+        group = self
+        while group.merged_into is not None:
+            group = group.merged_into
+        return group
+
+    def absorb(self, gone: RequestGroup) -> None:
+        """Make ``gone`` a part of this request.
+
+        Its published row stays: it becomes this request's row, or one that must be withdrawn.
+        """
+        self.evidence.extend(gone.evidence)
+        self.findings.extend(gone.findings)
+        self.superseded.extend(gone.superseded)
+        self.stalls_reported |= gone.stalls_reported
+        self.counted.merge(gone.counted)
+        self.contradicting |= gone.contradicting
+        self.opened_unix_ns = min(self.opened_unix_ns, gone.opened_unix_ns)
+        self.first_offset = min(self.first_offset, gone.first_offset)
+        if gone.row_id is not None and self.row_id is None:
+            self.row_id, self.version = gone.row_id, gone.version
+            self.state, self.decided_unix_ns = GroupState.DECIDED, gone.decided_unix_ns
+        elif gone.row_id is not None:
+            self.superseded.append((*gone.row_id, gone.version))
+        gone.merged_into = self
+
     def role(self, *roles: Role) -> list[Evidence]:
         """Return the evidence of these roles, in order of arrival."""
         return [e for e in self.evidence if e.role in roles]

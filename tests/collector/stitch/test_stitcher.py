@@ -344,14 +344,22 @@ def test_G14_memory_is_bounded_and_every_eviction_has_its_reason() -> None:
     assert {d.closing for d in decisions} == {Closing.EVICTED}
     assert len(stitcher) == 100
     assert stitcher.low_water() == 200
-    assert len(stitcher._links) == 50
+    assert len(stitcher._joins._links) == 50
 
 
 def test_everything_is_forgotten_in_the_end() -> None:
     stitcher = Stitcher()
     run([r for n in range(20) for r in split_request(f"r{n}", f"t{n}", at_ms=n * 10).values()], stitcher)
     assert len(stitcher) == 0
-    assert not any((stitcher._by_span, stitcher._waiting, stitcher._by_key, stitcher._published, stitcher._reading))
+    assert not any(
+        (
+            stitcher._joins._by_span,
+            stitcher._joins._waiting,
+            stitcher._joins._by_key,
+            stitcher._joins._published,
+            stitcher._joins._reading,
+        )
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -466,7 +474,7 @@ def test_one_id_on_everything_is_not_joined_by_and_costs_no_more() -> None:
     groups = run([], stitcher)
     assert len(groups) == 500
     assert {f.kind for g in groups[100:] for f in g.findings} == {"request_id_reused"}
-    assert len(stitcher) == len(stitcher._by_key) == 0
+    assert len(stitcher) == len(stitcher._joins._by_key) == 0
 
 
 def test_with_clocks_that_nothing_relates_a_join_by_id_says_so() -> None:
