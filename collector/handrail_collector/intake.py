@@ -7,6 +7,7 @@ A record that raises an exception is left out and counted; the rest of its entry
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -28,6 +29,7 @@ from handrail.records import (
     ProcessEvent,
     ProcessEventKind,
     RequestCounts,
+    Role,
 )
 from handrail.records.devices import DeviceRun
 from handrail_collector.counters import CounterKey
@@ -36,7 +38,6 @@ from handrail_collector.explain.request.counter_attribution import CounterAttrib
 from handrail_collector.journal.journal import Entry
 from handrail_collector.links.facts import link_fact_row
 from handrail_collector.metrics.counting import Counting
-from handrail_collector.metrics.source_liveness import SourceLiveness
 from handrail_collector.pipeline_stats import PipelineStats
 from handrail_collector.row_buffer import RowBatch
 from handrail_collector.stitch.arrival import AHEAD_NS, as_of_arrival, latest_of, reason_of, start_of
@@ -57,6 +58,24 @@ Senders are acknowledged between slices.
 
 BY_ENTRY = (CounterKey.SPANS, CounterKey.DUPLICATE_BATCHES, CounterKey.DUPLICATE_SPANS, CounterKey.UNREADABLE_SPANS)
 """Counts per entry; other ``CounterKey`` values count at a decision or publish."""
+
+
+@dataclass(slots=True)
+class SourceLiveness:
+    """When each source last sent samples, by role and source. Bounded, because both are closed enums.
+
+    The stitcher remembers the sources of requests.
+    """
+
+    last_unix_ns: dict[tuple[Role, str], int] = field(default_factory=dict)
+
+    def sample(self, sample: DeviceRun | EngineSample, received_unix_ns: int) -> None:
+        """Note the sender of a sample."""
+        self.last_unix_ns[sample.process.role, sample.source.value] = received_unix_ns
+
+    def since(self, oldest_unix_ns: int) -> set[tuple[Role, str]]:
+        """List the (role, source) pairs that sent samples since then."""
+        return {who for who, at in self.last_unix_ns.items() if at >= oldest_unix_ns}
 
 
 class Intake:

@@ -22,10 +22,9 @@ from handrail.metrics.histogram import LATENCY_SECONDS
 from handrail.metrics.registry import Registry
 from handrail.phases import Phase
 from handrail.records import Outcome
-from handrail_collector.counters import CounterKey, Timed
+from handrail_collector.counters import CounterKey, Durations, Timed
 from handrail_collector.explain.stalls.evidence import StallCause
 from handrail_collector.metrics.counting import Counting
-from handrail_collector.metrics.durations import Durations
 from handrail_collector.metrics.request_metrics import joined_rows
 from handrail_collector.metrics.slow_links import MOST_HAND_OFFS, MOST_PAIRS, WINDOW_NS, SlowLinks
 from handrail_collector.stitch.clocks import HostClocks

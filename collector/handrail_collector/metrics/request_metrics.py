@@ -12,7 +12,7 @@ from handrail.metrics.model_labels import UNKNOWN
 from handrail.metrics.registry import AnyMetricDef, HistogramDef, MetricDef, by_label
 from handrail.records import Outcome
 from handrail_collector.counters import KEPT, CounterKey, DurableCounters, Timed
-from handrail_collector.explain.finding_kinds import FINDINGS
+from handrail_collector.explain.request.findings import FINDINGS
 from handrail_collector.explain.stalls.evidence import StallCause
 from handrail_collector.metrics.counting import UNANSWERED, Counting
 from handrail_collector.metrics.coverage import By
