@@ -12,12 +12,11 @@ from handrail.device_counters.link import BYTES, ERRORS, UP
 from handrail.records import EngineSample
 from handrail_collector.api.overlay import newest_version
 from handrail_collector.links.devices import SECOND, DeviceCounts, counted
-from handrail_collector.links.facts import Posts
+from handrail_collector.links.facts import POST_NAMES, Posts, posts_of
 from handrail_collector.links.handoffs import EngineLink, HandOff, hand_offs
-from handrail_collector.links.json_form import plain, rest
-from handrail_collector.links.post_overhead import POST_NAMES, posts_of
 from handrail_collector.links.question import DEFAULT_LIMIT, DEFAULT_NS, LinksQuestion
 from handrail_collector.links.report import LinkLine, Offsets, link_lines
+from handrail_collector.links.summary import plain, rest
 from handrail_collector.rows import ClockPairRow, FetchRow, LinkFactRow
 from handrail_collector.store.fetch_filter import peers
 from handrail_collector.store.read import StoreReader

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from handrail_collector.links.devices import SECOND, DeviceBytes, DeviceCounts, Medium
-from handrail_collector.links.transfer_curve import Flow
+from handrail_collector.links.handoffs import Flow
 
 LEAST_WINDOWS: Final = 8
 LEAST_BYTES: Final = 16 * 2**20

@@ -1,15 +1,18 @@
-"""Convert engine log facts about links to ``link_facts`` rows, and read them.
+"""Read what engines report about links, in their logs and metrics.
 
-``handrail.kv`` recognises the lines: UCX's lanes, vLLM's transfer statistics, SGLang's queues and Mooncake's throughput.
+``handrail.kv`` recognises the lines: UCX's lanes, vLLM's transfer statistics, SGLang's queues and Mooncake's throughput. They
+are stored as ``link_facts`` rows.
+Metrics hold the share of transfer time that an engine spends on posting, which hands a transfer to the transport (case B05).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from handrail.records import LogFact, LogKind
+from handrail.records import EngineHistogram, EngineSample, LogFact, LogKind
 from handrail_collector.event_rows import MINUTE_NS, key_of
 from handrail_collector.rows import LinkFactRow
 
@@ -21,9 +24,15 @@ QUEUE_WITHIN_NS: Final = MINUTE_NS
 RATE_EVERY_NS: Final = 5 * SECOND
 """Interval at which each rank of Mooncake logs the bytes that it moved."""
 
-
 INTRA: Final = "intra-node"
 INTER: Final = "inter-node"
+
+_TRANSFER: Final = "kv_transfer_seconds"
+_POST: Final = "kv_post_seconds"
+_DESCRIPTORS: Final = "kv_transfer_descriptors"
+_BYTES: Final = "kv_transfer_bytes"
+POST_NAMES: Final = frozenset({_TRANSFER, _POST, _DESCRIPTORS, _BYTES})
+"""Sampled quantities, by their names in ``handrail.records.quantities``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,3 +190,59 @@ def _queue(instance: str, rows: Sequence[LinkFactRow]) -> Queue | None:
         queued=sum(row.queued or 0 for row in counted),
         rate=float(sum(rates)) if rates else None,
     )
+
+
+def posts_of(samples: Iterable[EngineSample]) -> list[Posts]:
+    """Compute the growth of each instance's histograms, first sample to last.
+
+    After a counter reset, the growth counts from the reset.
+    """
+    by_instance: dict[str, list[EngineSample]] = defaultdict(list)
+    for sample in samples:
+        by_instance[sample.process.instance].append(sample)
+    found = []
+    for instance, engine_samples in by_instance.items():
+        engine_samples.sort(key=lambda sample: sample.at_unix_ns)
+        grown = {name: _grown(engine_samples[0], engine_samples[-1], name) for name in POST_NAMES}
+        (transfers, seconds), (posted, post_seconds) = grown[_TRANSFER], grown[_POST]
+        if transfers > 0 and posted > 0:
+            found.append(
+                Posts(
+                    instance=instance,
+                    transfers=transfers,
+                    transfer_ns=round(seconds / transfers * 1e9),
+                    post_ns=round(post_seconds / posted * 1e9),
+                    descriptors=_mean_of(*grown[_DESCRIPTORS]),
+                    bytes=_mean_of(*grown[_BYTES]),
+                )
+            )
+    return found
+
+
+def _grown(first: EngineSample, last: EngineSample, name: str) -> tuple[int, float]:
+    """Return by how many values and by what sum the histograms of a name grew.
+
+    The figures are summed over engines and transports.
+    """
+    if last is first:
+        return 0, 0.0
+    before = {_key(each): each for each in first.histograms if each.name == name}
+    count, total = 0, 0.0
+    for each in last.histograms:
+        if each.name != name or each.total is None:
+            continue
+        old = before.get(_key(each))
+        old_count, old_total = (old.count, old.total) if old is not None and old.total is not None else (0, 0.0)
+        if old_count > each.count:  # the counter was reset, and no sample shows when
+            old_count, old_total = 0, 0.0
+        count += each.count - old_count
+        total += max(0.0, each.total - old_total)
+    return count, total
+
+
+def _key(histogram: EngineHistogram) -> tuple[str, str, int]:
+    return histogram.engine, histogram.label, histogram.start_unix_ns
+
+
+def _mean_of(count: int, total: float) -> int | None:
+    return round(total / count) if count > 0 else None

@@ -15,9 +15,8 @@ from handrail_collector.links.device_attribution import Carried, LinkFetches, ca
 from handrail_collector.links.devices import DeviceCounts, Medium, alone
 from handrail_collector.links.facts import LaneFacts, Posts, Queue
 from handrail_collector.links.findings import SLOW, LinkFinding, findings
-from handrail_collector.links.handoffs import EngineLink, HandOff, Piece
+from handrail_collector.links.handoffs import EngineLink, Flow, HandOff, Piece
 from handrail_collector.links.throughput import SECOND, LinkThroughput, by_link, figures
-from handrail_collector.links.transfer_curve import Flow
 from handrail_collector.links.transport import TransportEvidence, transport_evidence
 from handrail_collector.rows import LinkFactRow
 

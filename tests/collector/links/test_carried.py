@@ -15,8 +15,7 @@ from handrail.device_counters.link import RECEIVE, TRANSMIT
 from handrail.records.devices import Device, DeviceKind, DeviceValue
 from handrail_collector.links.device_attribution import Carried, LinkFetches, MediumVerdict, carried
 from handrail_collector.links.devices import DeviceCounts, Medium, alone, counted, curve_of
-from handrail_collector.links.handoffs import HandOff, Piece
-from handrail_collector.links.transfer_curve import Flow
+from handrail_collector.links.handoffs import Flow, HandOff, Piece
 
 UNTIL_S = 120.0
 NOTHING = Flow.of(())

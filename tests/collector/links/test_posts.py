@@ -6,8 +6,8 @@ import pytest
 
 from builders.links import BEGAN, S, hand_off, process
 from handrail.records import EngineHistogram, EngineSample, Source
+from handrail_collector.links.facts import posts_of
 from handrail_collector.links.findings import LinkFindingKind
-from handrail_collector.links.post_overhead import posts_of
 from handrail_collector.links.report import link_lines
 
 START = BEGAN - 500 * S
