@@ -150,8 +150,7 @@ def api_parameters(
 
 
 def _here(arguments: argparse.Namespace, arms: Sequence[TypedArm], gpus: Mapping[str, int], objectives: SloTargets) -> Comparison:
-    from handrail_collector.compare.arm import Arm
-    from handrail_collector.compare.comparison import CompareError, compare
+    from handrail_collector.compare.comparison import Arm, CompareError, compare
     from handrail_collector.store.manifest import StoreDamagedError
 
     made = [Arm(name=arm.name, stretches=_stretches(arm, arguments.data), gpus=gpus.get(arm.name, 0)) for arm in arms]

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from handrail.durations import DURATION_RULE, PERIOD_RULE, parse_duration_ns, parse_period
 from handrail_collector.api.errors import ApiError, nearest
-from handrail_collector.compare.arm import Arm
-from handrail_collector.compare.comparison import CompareError, compare
+from handrail_collector.compare.comparison import Arm, CompareError, compare
 from handrail_collector.compare.formatting import period
 from handrail_collector.compare.load import StorePeriod
 from handrail_collector.compare.report import ITL_OF, SloTargets, to_plain

@@ -1,6 +1,8 @@
 """Load a ``Sample`` from the store.
 
 Rows stream by in batches, and only their sums are kept.
+Unattributed time at D may be the hand-off where a phase of the KV load is among the phases that it may hide. The row's own
+column (``UNATTRIBUTED_DECODE``) holds its length; the row's ``phase_shape`` says what it may be.
 """
 
 from __future__ import annotations
@@ -16,14 +18,17 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from handrail.metrics.exponential_histogram import MAX_BUCKETS
-from handrail.phases import Phase
+from handrail.phases import Phase, Place
 from handrail.records import Outcome
 from handrail_collector.compare.sample import PHASES, SLICES, Floats, HandoffSums, Sample, Span
-from handrail_collector.compare.shapes import KV_PHASES, hides_handoff
 from handrail_collector.compare.sketches import decode
 from handrail_collector.store.manifest import StoreDamagedError
 from handrail_collector.store.queries.scan import Selection, columns, scopes
+from handrail_collector.store.request_columns import may_be
 from handrail_collector.store.schema import UNATTRIBUTED_DECODE, UNATTRIBUTED_PREFILL, phase_column
+
+KV_PHASES: Final = (Phase.KV_WAIT, Phase.KV_HANDSHAKE, Phase.KV_TRANSFER, Phase.KV_NOTICE)
+"""Phases of the hand-off itself."""
 
 HOP_PHASES: Final = (Phase.ROUTER_AND_HOPS, Phase.ROUTER, Phase.PREFILL_HOPS, Phase.DECODE_HOPS)
 _NUMBERS: Final = (
@@ -176,7 +181,7 @@ class _Gathered:
         of = handed & to_ttft
         kv_ns = sum((known[phase.value] for phase in KV_PHASES), np.zeros(len(at)))
         at_p, at_d = (np.nan_to_num(_floats(batch, name)) for name in (UNATTRIBUTED_PREFILL, UNATTRIBUTED_DECODE))
-        hidden_ns = np.where(hides_handoff(batch["phase_shape"]), at_d, 0.0)
+        hidden_ns = np.where(_hides_handoff(batch["phase_shape"]), at_d, 0.0)
         unseen_ns = known[Phase.UNATTRIBUTED.value] - at_p - at_d
         hops_ns = sum((known[phase.value] for phase in HOP_PHASES), np.zeros(len(at)))
         with_prompt = of & (prompt > 0)
@@ -256,3 +261,15 @@ def _handed_off(batch: pa.RecordBatch) -> NDArray[np.bool_]:
     """
     fetched = _flags(batch["kv_outcome"].is_valid())
     return fetched | _flags(pc.not_equal(batch["prefill_instance"], batch["decode_instance"]))
+
+
+def _hides_handoff(shapes: pa.Array) -> NDArray[np.bool_]:
+    """Return for each request whether its unattributed time at D may be the hand-off."""
+    encoded = shapes.dictionary_encode()
+    by_shape = np.array([_hides(text) for text in encoded.dictionary.to_pylist()] or [False], bool)
+    codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
+    return np.asarray(by_shape[codes] & np.asarray(shapes.is_valid()), np.bool_)
+
+
+def _hides(shape: str) -> bool:
+    return not may_be(shape, Place.DECODE.value).isdisjoint(phase.value for phase in KV_PHASES)

@@ -18,9 +18,8 @@ import numpy as np
 from handrail.phases import Phase
 from handrail_collector.compare.bootstrap import BootstrapEstimate, difference
 from handrail_collector.compare.figures import Measured, estimate
-from handrail_collector.compare.load import HOP_PHASES
+from handrail_collector.compare.load import HOP_PHASES, KV_PHASES
 from handrail_collector.compare.report import Estimate
-from handrail_collector.compare.shapes import KV_PHASES
 
 IN_THE_HANDOFF: Final = "in the hand-off"
 BETWEEN: Final = "between the processes (router and network)"

@@ -13,8 +13,7 @@ import pytest
 
 from builders.request_rows import MS, STARTED, phase, request_row, spread
 from handrail.metrics.exponential_histogram import GapSketch
-from handrail_collector.compare.arm import Arm
-from handrail_collector.compare.comparison import CompareError, compare
+from handrail_collector.compare.comparison import Arm, CompareError, compare
 from handrail_collector.compare.figures import measure
 from handrail_collector.compare.load import StorePeriod, read_sample
 from handrail_collector.compare.report import Comparison, Estimate, SloTargets, from_plain, to_plain

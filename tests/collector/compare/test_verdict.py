@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from builders.compare_samples import MS, queued, sample, stretch
-from handrail_collector.compare.arm import Arm
-from handrail_collector.compare.comparison import side_by_side
+from handrail_collector.compare.comparison import Arm, side_by_side
 from handrail_collector.compare.goodput import goodput
 from handrail_collector.compare.report import Comparison, Estimate, RateLevel, SloTargets
 from handrail_collector.compare.sample import Sample
