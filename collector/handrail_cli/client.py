@@ -237,7 +237,7 @@ class StoreBackend:
     def find(self, any_id: str) -> RequestView:
         from handrail_collector.api.schema import fetch_to_json, row_to_json, span_to_json, stall_to_json
         from handrail_collector.explain.devices.timeline_samples import tracked
-        from handrail_collector.explain.period.compare_request import compared
+        from handrail_collector.explain.period.request_comparison import compared
 
         with self._translate_damage():
             rows = self._reader.find(any_id)

@@ -118,7 +118,7 @@ class Decisions:
 
     def _with_pauses(self, group: RequestGroup, row: RequestRow) -> RequestRow:
         try:
-            return self.desk.with_standstills(group, row)
+            return self.desk.with_pauses(group, row)
         except Exception:
             self.fault("pauses of a request's engines were left out")
             return row

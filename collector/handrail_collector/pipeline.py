@@ -23,7 +23,7 @@ from handrail_collector.counters import CounterDelta, CounterKey
 from handrail_collector.decisions import DecidedRows, Decisions
 from handrail_collector.event_rows import HOUR_NS, MINUTE_NS, clock_rows, finding_row, key_of
 from handrail_collector.explain.request.counter_attribution import UnattributedFailures, unexplained_detail
-from handrail_collector.explain.request.kv_evidence import HUNG_NS
+from handrail_collector.explain.request.kv_handoff import HUNG_NS
 from handrail_collector.explain.request.request_row import Fleet, explain, explain_all
 from handrail_collector.explain.stalls.stall_rows import StallDesk
 from handrail_collector.intake import Intake

@@ -277,7 +277,7 @@ def _links(reader: StoreReader, question: LinksQuestion, now_unix_ns: int, live:
 
 def _compared(reader: StoreReader, row: RequestRow) -> dict[str, Any] | None:
     """Compare a request with others, in a worker's thread for the same reason."""
-    from handrail_collector.explain.period.compare_request import compared
+    from handrail_collector.explain.period.request_comparison import compared
 
     return compared(reader, row)
 

@@ -24,8 +24,7 @@ from handrail.phases import Phase
 from handrail_collector.explain.period.attribution import Attribution, causes
 from handrail_collector.explain.period.baseline import fit
 from handrail_collector.explain.period.concentration import DIMENSIONS, CaseControlStratum, contrasts
-from handrail_collector.explain.period.minimum_effect import much_longer
-from handrail_collector.explain.period.report import NEEDED
+from handrail_collector.explain.period.report import NEEDED, much_longer
 from handrail_collector.explain.period.request_columns import PHASES, requests_of
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.queries.aggregates import Measure

@@ -27,8 +27,8 @@ from handrail_collector.explain.period.host_pauses import attribute_pauses
 from handrail_collector.explain.period.request_columns import requests_of
 from handrail_collector.explain.period.summary import summary
 from handrail_collector.explain.period.tail import TailCause
-from handrail_collector.explain.request.host_pause import has_pause_data, with_standstills
 from handrail_collector.explain.request.path import path_of
+from handrail_collector.explain.stalls.stall_rows import has_pause_data, with_pauses
 from handrail_collector.rows import RequestRow
 from handrail_collector.stitch.engine_activity import Activity
 from handrail_collector.stitch.evidence import Item
@@ -198,7 +198,7 @@ def kept(records: Sequence[Item], *doings: ProcessEvent | Iteration) -> tuple[in
     row = replace(row, decode_instance=path.decode.instance if path.decode else None)
     row = replace(row, prefill_instance=path.prefill.instance if path.prefill else None)
     assert has_pause_data(row, activity) is bool(doings)
-    row = with_standstills(row, path, activity)
+    row = with_pauses(row, path, activity)
     return tuple(None if ns is None else round(ns / MS) for ns in (row.prefill_paused_ns, row.decode_paused_ns))  # type: ignore[return-value]
 
 

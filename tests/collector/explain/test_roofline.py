@@ -18,8 +18,7 @@ from builders.device_samples import START_UNIX_NS, S, gauge, gpu, process, sampl
 from handrail import conventions as names
 from handrail.records import Role
 from handrail.records.devices import DeviceSample, runs
-from handrail_collector.explain.devices.peaks import PEAKS, peak_of
-from handrail_collector.explain.devices.roofline import How, Pool, RooflineBound, pools
+from handrail_collector.explain.devices.roofline import PEAKS, How, Pool, RooflineBound, peak_of, pools
 from handrail_collector.explain.period.answer import answered
 from handrail_collector.explain.period.question import Question
 from handrail_collector.rows import IterationRow

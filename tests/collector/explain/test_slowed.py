@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from handrail_collector.explain.period.host_slowdown import HostSlowdown
+from handrail_collector.explain.period.queue_replay import HostSlowdown
 
 HOSTS = np.array(["p0", "p1"] * 300, object)
 STARTED = np.arange(600, dtype=np.int64)

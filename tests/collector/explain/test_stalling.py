@@ -19,8 +19,7 @@ from builders.records import EPOCH, MS
 from builders.stalls import gc_of_case_B12
 from builders.store_rows import request_rows
 from handrail_collector.batch import publish, rows_of
-from handrail_collector.explain.period.report import PeriodAnswer, explain
-from handrail_collector.explain.period.stalls import stalling
+from handrail_collector.explain.period.report import PeriodAnswer, explain, stalling
 from handrail_collector.explain.period.summary import summary
 from handrail_collector.rows import NO_STALLS, StallRow
 from handrail_collector.store.manifest import StoreDamagedError

@@ -20,7 +20,7 @@ from builders.stalls import seconds, step, stream
 from handrail.records import Exchange, Role
 from handrail_collector.batch import rows_of
 from handrail_collector.explain.stalls import stall_rows as desk
-from handrail_collector.explain.stalls.base_rate import Base, base_of
+from handrail_collector.explain.stalls.cause import Base, base_of
 from handrail_collector.explain.stalls.stall_rows import BASE_KEPT_NS
 from handrail_collector.rows import StallRow
 from handrail_collector.stitch.engine_activity import EngineTimeline

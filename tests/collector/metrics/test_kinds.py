@@ -12,8 +12,7 @@ from pathlib import Path
 
 import handrail_collector
 from handrail_cli.glossary import FINDING
-from handrail_collector.explain.finding_kinds import FINDINGS
-from handrail_collector.explain.request.kv_findings import _EVENTS
+from handrail_collector.explain.request.findings import _EVENTS, FINDINGS
 from handrail_collector.stitch.group import AMBIGUOUS
 
 ROOT = Path(handrail_collector.__file__).parent

@@ -16,7 +16,7 @@ from builders.records import MS
 from handrail.metrics.histogram import LATENCY_SECONDS
 from handrail.metrics.registry import Registry
 from handrail_collector.counters import CounterKey, Timed
-from handrail_collector.explain.finding_kinds import FINDINGS
+from handrail_collector.explain.request.findings import FINDINGS
 from handrail_collector.explain.stalls.evidence import StallCause
 from handrail_collector.metrics.coverage import By
 from handrail_collector.metrics.request_metrics import OUTCOMES, joined_rows

@@ -92,8 +92,7 @@ class BaseRates:
 
         Both are requests x phases, for the growth's place and time.
         A growth that stands out is more than one burst. The cell's rate of growths of ``BURST_LEVEL``, or of a larger size that
-        this
-        growth reaches, is ``_TIMES`` the ordinary one and many times the quiet cells' spread above it.
+        this growth reaches, is ``_TIMES`` the ordinary one and many times the quiet cells' spread above it.
         """
         level = growth_level(located.growth_ns)
         phase = np.broadcast_to(np.arange(level.shape[1]), level.shape)

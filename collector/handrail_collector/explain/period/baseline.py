@@ -4,7 +4,7 @@ It uses no knowledge of any fault.
 By prompt size: the mean over requests whose TTFT lies in the middle half of those with as many tokens to compute. This choice
 comes from experiments against the emulated fleet's truth (docs/truth.md).
 At the host that computes the prompt there is something better: a replay of the same arrivals (``queue_replay.py``), or, where not
-all arrivals are known, how slow the host was (``host_slowdown.py``).
+all arrivals are known, how slow the host was (``HostSlowdown``).
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Final
 import numpy as np
 
 from handrail_collector.explain.period.base_rate import BaseRates, block_ends
-from handrail_collector.explain.period.host_slowdown import UNCERTAIN, HostSlowdown
 from handrail_collector.explain.period.largest_excess import noise_scale
-from handrail_collector.explain.period.queue_replay import QueueReplay
+from handrail_collector.explain.period.queue_replay import UNCERTAIN, HostSlowdown, QueueReplay
 from handrail_collector.explain.period.request_columns import COMPUTE, QUEUE, Floats, RequestColumns, located, located_on_links
 
 LEAST_REQUESTS: Final = 40

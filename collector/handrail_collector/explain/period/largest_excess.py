@@ -46,8 +46,7 @@ def noise_scale(differences: Floats, reach: float = 0.3) -> Floats:
     ``differences``: times x anything. Returns anything x 2: by how much a growth may be smaller than it seems, and by how much
     larger.
     Both are standard deviations, from the quantiles ``reach`` above and below the median. Queues are mostly short and sometimes
-    very
-    long, so the two differ.
+    very long, so the two differ.
     """
     low, middle, high = np.quantile(differences, (0.5 - reach, 0.5, 0.5 + reach), axis=0)
     found: Floats = np.stack([high - middle, middle - low], axis=-1) / np.interp(0.5 + reach, _below(_GRID), _GRID)

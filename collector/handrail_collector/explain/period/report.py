@@ -1,4 +1,4 @@
-"""Explain a period, by scope: TTFT, gaps, and what the slowest 1 % have in common.
+"""Explain a period, by scope: TTFT, gaps, stalls, and what the slowest 1 % have in common.
 
 A pure function of the result of ``queries/period.py``. Figures of different scope never mix.
 Where nothing stands out, or where there are too few requests, that is the answer.
@@ -18,8 +18,6 @@ import pyarrow.compute as pc
 from handrail.metrics.exponential_histogram import GapSketch
 from handrail.records import Outcome
 from handrail_collector.explain.period.concentration import PLACES, CaseControlStratum, Concentration, contrasts
-from handrail_collector.explain.period.minimum_effect import much_longer
-from handrail_collector.explain.period.stalls import Stalling, stalling
 from handrail_collector.explain.period.tail import LEAST_SLOW, PhaseMore, TailCauses, causing, phases_more
 from handrail_collector.store.queries.aggregates import BIN_ERROR, BINS_PER_E, DIMENSIONS, OTHER, PHASE_SUMS, SLOW, USUAL, Measure
 from handrail_collector.store.queries.period import RANKS, SLOW_RANK, PeriodData, Quantiles
@@ -35,6 +33,10 @@ NOT_FAILED: Final = frozenset(
     }
 )
 """Outcomes that are no failure of the server, or not known to be one."""
+
+TIMES_LONGER: Final = 1.5
+LEAST_LONGER_NS: Final = {Measure.TTFT: 50_000_000, Measure.GAP: 20_000_000}
+"""What makes a difference worth a report: statistics alone find tenths of a millisecond among enough requests."""
 
 NEEDED: Final = ceil(LEAST_SLOW / (1 - SLOW_RANK) - 1e-6)
 """Fewest requests with a first token for a statement on the slowest 1 %."""
@@ -91,6 +93,40 @@ class Failures:
     by_outcome: Mapping[str, int]
     by_kv_outcome: Mapping[str, int]  # of all requests, without plain successes
     concentrations: tuple[Concentration, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseShare:
+    """One cause of stalls.
+
+    ``share``: of the stalls; ``longest_share``: of those among the longest gaps, None where there is none.
+    ``events``: times in which streams of one host stalled for it; ``every_ns``: from one event to the next at the host with most.
+    ``lift``: the median there. ``host``: the host with most of these stalls; ``host_share``: its share of them.
+    """
+
+    cause: str
+    stalls: int
+    share: float
+    streams: int
+    events: int
+    every_ns: int | None
+    gap_ns: int
+    longest_gap_ns: int
+    longest: int
+    longest_share: float | None
+    lift: float | None
+    host: str
+    host_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalling:
+    """All stalls of a scope that were reported singly: the longest of each stream."""
+
+    stalls: int
+    gap_ns: int
+    longest: int  # among the longest gaps
+    causes: tuple[CauseShare, ...]  # most stalls first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +281,14 @@ def _tail(measure: Measure, cells: pa.Table, quantiles: Quantiles | None, tail_a
     )
 
 
+def much_longer(measure: Measure, slow_from_ns: int, baseline_mean_ns: int) -> bool:
+    """Whether even the shortest of the slowest is much longer than usual.
+
+    Much: by both ``TIMES_LONGER`` and ``LEAST_LONGER_NS``.
+    """
+    return slow_from_ns >= TIMES_LONGER * baseline_mean_ns and slow_from_ns - baseline_mean_ns >= LEAST_LONGER_NS[measure]
+
+
 def _in_parts(cells: pa.Table, quantiles: Quantiles) -> pa.Table:
     """Return the cells with the column ``part``, as precise as the bins are."""
     if "part" in cells.column_names:
@@ -317,3 +361,33 @@ def _mean(cells: pa.Table) -> int:
 def standing(found: Iterable[Concentration]) -> list[Concentration]:
     """Return the values that stand out, clearest first."""
     return [contrast for contrast in found if contrast.stands_out]
+
+
+def stalling(counts: pa.Table) -> Stalling | None:
+    """Summarise one scope's rows of ``store.stall_counts``; None without stalls."""
+    if not counts.num_rows:
+        return None
+    stalls, longest = _sum(counts, "stalls"), _sum(counts, "longest")
+    causes = []
+    for cause in dict.fromkeys(counts["cause"].to_pylist()):
+        of = counts.filter(pc.equal(counts["cause"], cause)).sort_by([("stalls", "descending"), ("host", "ascending")])
+        first = of.slice(0, 1).to_pylist()[0]
+        causes.append(
+            CauseShare(
+                cause=cause,
+                stalls=_sum(of, "stalls"),
+                share=_sum(of, "stalls") / stalls,
+                streams=_sum(of, "streams"),
+                events=_sum(of, "events"),
+                every_ns=first["every_ns"],
+                gap_ns=_sum(of, "gap_sum_ns"),
+                longest_gap_ns=int(pc.max(of["gap_max_ns"]).as_py()),
+                longest=_sum(of, "longest"),
+                longest_share=_sum(of, "longest") / longest if longest else None,
+                lift=first["lift"],
+                host=first["host"],
+                host_share=first["stalls"] / _sum(of, "stalls"),
+            )
+        )
+    causes.sort(key=lambda each: (-each.stalls, each.cause))
+    return Stalling(stalls=stalls, gap_ns=_sum(counts, "gap_sum_ns"), longest=longest, causes=tuple(causes))

@@ -1,6 +1,6 @@
 """Decide whether one request was slow for its size, and which phase grew where.
 
-It is compared with the requests around it.
+It is compared with the requests around it. The API and the command line add the result to the request.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from typing import Any
 from handrail_collector.explain.period.attribution import cause_of
 from handrail_collector.explain.period.baseline import LEAST_REQUESTS, fit
 from handrail_collector.explain.period.request_columns import RequestColumns
+from handrail_collector.explain.period.tail import requests_in
 from handrail_collector.rows import RequestRow
+from handrail_collector.store.queries.neighbours import around
+from handrail_collector.store.read import StoreReader
 
 
 class RequestVerdict(str, Enum):
@@ -29,8 +32,7 @@ class BaselineComparison:
 
     ``baseline_ttft_ns``: typical of prompts with as many tokens to compute.
     ``phase``: the phase that likely grew most, by ``excess_ns`` at ``place`` (a host, a link ``P>D``, "router", or ""). None:
-    none
-    grew, or one of those in ``ambiguous`` may have grown most.
+    none grew, or one of those in ``ambiguous`` may have grown most.
     ``significant``: such growths are much more frequent at that place and time than elsewhere.
     """
 
@@ -83,3 +85,14 @@ def against(row: RequestRow, others: RequestColumns, since_unix_ns: int, until_u
 def to_json(found: BaselineComparison | None) -> dict[str, Any] | None:
     """Return the comparison as docs/http-api.md defines it."""
     return None if found is None else asdict(found) | {"verdict": found.verdict.value}
+
+
+def compared(reader: StoreReader, row: RequestRow) -> dict[str, Any] | None:
+    """Return the comparison as JSON; None where there is nothing to compare.
+
+    Raises ``StoreDamagedError``.
+    """
+    if row.phase_of != "ttft" or row.ttft_token_ns is None:
+        return None
+    found = around(reader, row)
+    return to_json(against(row, requests_in(found.rows), found.since_unix_ns, found.until_unix_ns))

@@ -12,9 +12,17 @@ from typing import Any, Final
 from handrail.durations import format_duration
 from handrail.phases import Phase
 from handrail_collector.explain.period.concentration import PLACES, Concentration
-from handrail_collector.explain.period.minimum_effect import LEAST_LONGER_NS, TIMES_LONGER
-from handrail_collector.explain.period.report import NEEDED, PeriodAnswer, ScopeAnswer, Tail, TailVerdict, standing
-from handrail_collector.explain.period.stalls import CauseShare
+from handrail_collector.explain.period.report import (
+    LEAST_LONGER_NS,
+    NEEDED,
+    TIMES_LONGER,
+    CauseShare,
+    PeriodAnswer,
+    ScopeAnswer,
+    Tail,
+    TailVerdict,
+    standing,
+)
 from handrail_collector.explain.period.tail import PhaseMore, TailCause
 
 _MAX_CAUSES: Final = 3  # causes, phases or places in one sentence

@@ -26,7 +26,7 @@ from handrail.records import (
     Role,
     Source,
 )
-from handrail_collector.explain.request.kv_evidence import load_failed
+from handrail_collector.explain.request.kv_handoff import load_failed
 from handrail_collector.stitch.evidence import Evidence
 from handrail_collector.stitch.group import RequestGroup
 

@@ -1,87 +1,11 @@
-"""Make the rows of a request's hand-offs, and choose the one behind its answer.
-
-Each row holds the hand-off's outcome. The chosen hand-off is the one that the answer rests on.
-"""
+"""Make the rows of a request's hand-offs, each with its outcome."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-
-from handrail.kv_outcomes import FetchOutcome
-from handrail.records import KvFetch, KvPublish, LogFact, ProcessEvent
-from handrail_collector.explain.request.kv_evidence import KvEvidence, KvOutcome, in_the_end, retried
-from handrail_collector.explain.request.kv_handoff import KvHandoff, facts_of, handoffs, on_path
-from handrail_collector.explain.request.kv_outcome import decide
-from handrail_collector.explain.request.path import Path, ProcessEvidence
+from handrail.records import KvFetch, KvPublish
+from handrail_collector.explain.request.kv_outcome import JudgedHandoff, RequestHandoffs
 from handrail_collector.rows import FetchRow
-from handrail_collector.stitch.clocks import HostClocks
-from handrail_collector.stitch.engines import EngineRegistry, LinkFault
 from handrail_collector.stitch.group import RequestGroup
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedHandoff:
-    """A hand-off and its outcome."""
-
-    handoff: KvHandoff
-    verdict: KvOutcome
-    held_ns: tuple[int | None, int | None]
-    lease_ns: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestHandoffs:
-    """All hand-offs of a request.
-
-    ``chosen``: the one that its answer rests on; None: there is no known hand-off.
-    ``verdict``: the outcome of the request as a whole; that of ``chosen``, unless a load failed before it.
-    """
-
-    every: tuple[JudgedHandoff, ...]
-    chosen: JudgedHandoff | None
-    verdict: KvOutcome | None
-
-
-def judge(group: RequestGroup, path: Path, engines: EngineRegistry, clocks: HostClocks, hung_ns: int) -> RequestHandoffs:
-    """Decide the outcome of every hand-off of ``group``."""
-    every = handoffs(path)
-    chosen = on_path(path, every)
-    wrong = next((f.detail or f.kind for f in group.findings if f.kind == "wrong_request"), "")
-    judged = []
-    for handoff in every:
-        held, lease = _held(handoff, clocks), _lease(handoff, path.facts, engines)
-        verdict = decide(
-            KvEvidence(
-                handoff=handoff,
-                path=path,
-                facts=facts_of(handoff, every, chosen, path.facts),
-                rests=chosen is None or not handoff.before(chosen),
-                wrong=_wrong(handoff, path, wrong if handoff is chosen else ""),
-                lost=_lost(handoff, engines),
-                link_fault=_link_fault(handoff.reader, engines),
-                wait_ns=held,
-                lease_ns=lease,
-                hung_ns=hung_ns,
-            )
-        )
-        judged.append(JudgedHandoff(handoff, verdict, held, lease))
-    of_chosen = next((one for one in judged if one.handoff is chosen), None) if chosen is not None else None
-    if of_chosen is None and (path.prefills or path.handed_off or path.facts):
-        handoff = KvHandoff(None, None, path.decode, path.prefill, None)
-        fault = _link_fault(path.decode, engines)
-        case = KvEvidence(
-            handoff=handoff, path=path, facts=path.facts, wrong=wrong, lost=_lost(handoff, engines), link_fault=fault
-        )
-        of_chosen = JudgedHandoff(handoff, decide(case), (None, None), None)
-    if of_chosen is None:
-        return RequestHandoffs(tuple(judged), None, None)
-    last = of_chosen.verdict
-    judged_handoffs = [
-        replace(one, verdict=retried(one.verdict, last)) if one.handoff.before(of_chosen.handoff) else one for one in judged
-    ]
-    before = [one.verdict for one in judged_handoffs if one.verdict.outcome is FetchOutcome.RETRIED]
-    return RequestHandoffs(tuple(judged_handoffs), of_chosen, in_the_end(before, last))
 
 
 def fetch_rows(group: RequestGroup, handed: RequestHandoffs, version: int, client_request_id: str | None) -> tuple[FetchRow, ...]:
@@ -136,9 +60,9 @@ def _row(
         transfer_ns=transfer,
         transfer_bound_ns=bound,
         notice_ns=_between(fetch.done_ns, fetch.noticed_ns) if fetch is not None else None,
-        held_ns=max(0, judged.held_ns[0]) if judged.held_ns[0] is not None else None,
-        clock_bound_ns=_width(judged.held_ns),
-        lease_ns=judged.lease_ns,
+        held_ns=max(0, judged.evidence.wait_ns[0]) if judged.evidence.wait_ns[0] is not None else None,
+        clock_bound_ns=_width(judged.evidence.wait_ns),
+        lease_ns=judged.evidence.lease_ns,
         late_ns=verdict.late_ns,
         lost_ns=verdict.lost_ns,
         tokens=fetch.tokens_wanted if fetch is not None else publish.tokens if publish is not None else None,
@@ -214,90 +138,6 @@ def _between(begin_ns: int | None, end_ns: int | None) -> int | None:
     return max(0, end_ns - begin_ns) if begin_ns is not None and end_ns is not None else None
 
 
-def _held(handoff: KvHandoff, clocks: HostClocks) -> tuple[int | None, int | None]:
-    """Return the least and the most time that KV lay at P before its read began.
-
-    It is an interval because the offset of two hosts' clocks is only bounded.
-    """
-    fetch, keeper = handoff.fetch, handoff.keeper
-    if fetch is None or fetch.posted_ns is None or keeper is None:
-        return None, None
-    if handoff.publish is not None:
-        kept_at = handoff.publish.published_unix_ns
-    elif keeper.exchange is not None:
-        kept_at = keeper.exchange.arrival_unix_ns + keeper.exchange.duration_ns
-    else:
-        return None, None
-    read_at = fetch.known_unix_ns + fetch.posted_ns
-    offset = clocks.between(fetch.process.host, keeper.evidence[0].record.process.host, read_at)
-    if offset is None:
-        return read_at - kept_at, read_at - kept_at
-    return (
-        None if offset.low_ns is None else read_at + offset.low_ns - kept_at,
-        None if offset.high_ns is None else read_at + offset.high_ns - kept_at,
-    )
-
-
 def _width(held_ns: tuple[int | None, int | None]) -> int | None:
     least, most = held_ns
     return most - least if least is not None and most is not None and most != least else None
-
-
-def _lease(handoff: KvHandoff, facts: Sequence[LogFact], engines: EngineRegistry) -> int | None:
-    if handoff.publish is not None and handoff.publish.lease_end_ns is not None:
-        return handoff.publish.lease_end_ns
-    for fact in facts:
-        seconds = dict(fact.numbers).get("timeout_s")
-        if seconds is not None:
-            return round(seconds * 1e9)
-    return engines.lease_ns(handoff.keeper.instance) if handoff.keeper is not None else None
-
-
-def _wrong(handoff: KvHandoff, path: Path, found: str) -> str:
-    """Return why the KV seems to be another request's; '' without such evidence.
-
-    The stitcher's finding, or: D read a key that this request's prefill did not publish.
-    """
-    if found or handoff.backwards or handoff.fetch is None or handoff.publish is not None or path.prefill is None:
-        return found
-    published = {key for e in path.prefill.evidence for key in e.connector_out}
-    read = {key for e in _of(handoff.reader, handoff.fetch) for key in e}
-    return "D read KV that this request's prefill did not publish" if published and read and not published & read else ""
-
-
-def _of(visit: ProcessEvidence | None, fetch: KvFetch) -> Iterable[tuple[str, ...]]:
-    return (e.connector_in for e in (visit.evidence if visit is not None else ()) if e.record is fetch)
-
-
-def _lost(handoff: KvHandoff, engines: EngineRegistry) -> tuple[ProcessEvent, ...]:
-    """Return the process events of both engines before the load ended.
-
-    Later events cannot be why it failed.
-    """
-    found: list[ProcessEvent] = []
-    fetch = handoff.fetch
-    over = fetch.known_unix_ns + fetch.ended_ns + _MIN_REPORTED_NS if fetch is not None and fetch.ended_ns is not None else None
-    for visit in (handoff.reader, handoff.keeper):
-        if visit is not None:
-            begin = min((e.start_unix_ns for e in visit.evidence if e.start_unix_ns), default=0)
-            end = max((e.end_unix_ns or e.start_unix_ns for e in visit.evidence), default=0)
-            until = end + _GRACE_NS
-            found.extend(engines.wrong(visit.instance, begin, until if over is None else min(over, until)))
-    return tuple(found)
-
-
-_MIN_REPORTED_NS = 10**9
-"""How much later than it happened the death of a process may be stamped."""
-
-_GRACE_NS = 5 * 10**9
-"""How long after an engine's last activity its death may be reported.
-
-Surviving processes report it.
-"""
-
-
-def _link_fault(visit: ProcessEvidence | None, engines: EngineRegistry) -> LinkFault | None:
-    if visit is None:
-        return None
-    begin = min((e.start_unix_ns for e in visit.evidence if e.start_unix_ns), default=0)
-    return engines.link_fault(visit.instance, begin, max((e.end_unix_ns or e.start_unix_ns for e in visit.evidence), default=0))

@@ -1,4 +1,4 @@
-"""Decide the outcome of a hand-off and name the evidence for it.
+"""Decide the outcome of each hand-off of a request, and name the evidence for it.
 
 Pure: a function of all joined evidence.
 The order of ``_RULES`` matters: rules that make an answer untrustworthy come before failures, failures before open loads. A
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from handrail.kv_outcomes import FetchOutcome
@@ -25,13 +26,114 @@ from handrail.records import (
     ProcessEventKind,
 )
 from handrail.records.log_events import COMPUTED_TOKENS, COUNTS, MIXED
-from handrail_collector.explain.request.kv_evidence import ANSWERED, KvEvidence, KvOutcome, load_failed, load_went_well
+from handrail_collector.explain.request.kv_handoff import (
+    ANSWERED,
+    KvEvidence,
+    KvHandoff,
+    evidence_on,
+    evidence_without_records,
+    handoffs,
+    load_failed,
+    load_went_well,
+    on_path,
+)
+from handrail_collector.explain.request.path import Path
+from handrail_collector.stitch.clocks import HostClocks
+from handrail_collector.stitch.engines import EngineRegistry
+from handrail_collector.stitch.group import RequestGroup
 
 _TIMEOUT = re.compile(r"time(d)?[_ -]?out|status -80", re.I)
 _EXPIRED = re.compile(r"expired|lease", re.I)
 _KV_ERROR = re.compile(r"\bkv|kv_|transfer|hand_?-?off|sequence.?not.?found|disaggregat|bootstrap", re.I)
+_TRIED_AGAIN: Final = frozenset({FetchOutcome.FAILED, FetchOutcome.TIMED_OUT, FetchOutcome.RECOMPUTED})
 
-Rule = Callable[[KvEvidence], "KvOutcome | None"]
+
+@dataclass(frozen=True, slots=True)
+class KvOutcome:
+    """The outcome of one hand-off.
+
+    ``evidence``: what each source shows, strongest first. ``tainted``: the answer rests on KV that cannot be trusted.
+    ``lost_ns``: what the failure cost the request, by the reader's clock; ``late_ns``: how long after its lease the KV was read.
+    """
+
+    outcome: FetchOutcome
+    reason: str = ""
+    evidence: tuple[str, ...] = ()
+    tainted: bool = False
+    lost_ns: int | None = None
+    late_ns: int | None = None
+    open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedHandoff:
+    """The evidence on a hand-off, and its outcome."""
+
+    evidence: KvEvidence
+    verdict: KvOutcome
+
+    @property
+    def handoff(self) -> KvHandoff:
+        """The hand-off itself."""
+        return self.evidence.handoff
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHandoffs:
+    """All hand-offs of a request.
+
+    ``chosen``: the one that its answer rests on; None: there is no known hand-off.
+    ``verdict``: the outcome of the request as a whole; that of ``chosen``, unless a load failed before it.
+    """
+
+    every: tuple[JudgedHandoff, ...]
+    chosen: JudgedHandoff | None
+    verdict: KvOutcome | None
+
+
+Rule = Callable[[KvEvidence], KvOutcome | None]
+
+
+def judge(group: RequestGroup, path: Path, engines: EngineRegistry, clocks: HostClocks, hung_ns: int) -> RequestHandoffs:
+    """Decide the outcome of every hand-off of ``group``."""
+    every = handoffs(path)
+    chosen = on_path(path, every)
+    wrong = next((f.detail or f.kind for f in group.findings if f.kind == "wrong_request"), "")
+    cases = evidence_on(every, chosen, path, engines, clocks, wrong=wrong, hung_ns=hung_ns)
+    judged = [JudgedHandoff(case, decide(case)) for case in cases]
+    of_chosen = next((one for one in judged if one.handoff is chosen), None)
+    if of_chosen is None and (path.prefills or path.handed_off or path.facts):
+        case = evidence_without_records(path, engines, wrong)
+        of_chosen = JudgedHandoff(case, decide(case))
+    if of_chosen is None:
+        return RequestHandoffs(tuple(judged), None, None)
+    last = of_chosen.verdict
+    judged = [
+        replace(one, verdict=_retried(one.verdict, last)) if one.handoff.before(of_chosen.handoff) else one for one in judged
+    ]
+    before = [one.verdict for one in judged if one.verdict.outcome is FetchOutcome.RETRIED]
+    return RequestHandoffs(tuple(judged), of_chosen, _in_the_end(before, last))
+
+
+def _retried(verdict: KvOutcome, later: KvOutcome) -> KvOutcome:
+    """Return the outcome of a load before ``later`` of the same request.
+
+    A failed load becomes ``retried`` if the later one succeeded.
+    """
+    if verdict.outcome not in _TRIED_AGAIN or later.outcome is not FetchOutcome.OK:
+        return verdict
+    return replace(verdict, outcome=FetchOutcome.RETRIED, evidence=(*verdict.evidence, *later.evidence[:1]), tainted=False)
+
+
+def _in_the_end(before: Sequence[KvOutcome], last: KvOutcome) -> KvOutcome:
+    """Return the KV outcome of the whole request.
+
+    It is that of its ``last`` load; ``retried`` where that succeeded after others in ``before`` had failed.
+    """
+    if not before or last.outcome is not FetchOutcome.OK:
+        return last
+    lost = [verdict.lost_ns for verdict in before if verdict.lost_ns is not None]
+    return replace(before[-1], lost_ns=sum(lost) if lost else None)
 
 
 def decide(case: KvEvidence) -> KvOutcome:

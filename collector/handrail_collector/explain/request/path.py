@@ -68,6 +68,16 @@ class ProcessEvidence:
     runs: tuple[EngineRun, ...] = ()
 
     @property
+    def began_unix_ns(self) -> int:
+        """When its first evidence began; 0: unknown."""
+        return min((e.start_unix_ns for e in self.evidence if e.start_unix_ns), default=0)
+
+    @property
+    def ended_unix_ns(self) -> int:
+        """When its last evidence ended; 0: unknown."""
+        return max((e.end_unix_ns or e.start_unix_ns for e in self.evidence), default=0)
+
+    @property
     def failed(self) -> bool:
         """Whether it ended without an answer, by the proxy's record or the engine's."""
         if self.exchange is not None:

@@ -1,27 +1,40 @@
 """Divide a request's time into phases that sum exactly.
 
 Each process's part is by its own clock; one remainder lies between the processes.
-The plugin's times of an engine (``timeline.py``) are preferred. Without them, vLLM gives three durations: queued to scheduled,
-scheduled to first token, and the whole. What it counts as queue time on D includes the KV fetch. So that time is
+The plugin's times of an engine (``engine_phases.py``) are preferred. Without them, vLLM gives three durations: queued to
+scheduled, scheduled to first token, and the whole. What it counts as queue time on D includes the KV fetch. So that time is
 ``unattributed``, with the phases that it may hide, and never ``decode_queue``.
+
+The time between the processes is router time and hops. With a router's spans no clocks are compared: its own clock shows how
+long it worked before it called P, and when it called D; P's own clock shows the part of that inside P. The router's work between
+P's answer and its call of D is part of ``prefill_hops``, because the ends of its client spans are unreliable.
+Without such spans one part may be known: from the first token leaving D to the edge that sees it, where the clock bound of
+the two hosts is narrow enough.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from handrail.phases import KV_AND_QUEUE, Phase, PhaseTime, Place, close_sum, path_order
-from handrail.records import Exchange, KvPublish, Process
-from handrail_collector.explain.request import hops
+from handrail.records import Exchange, KvPublish, Process, Role, RouterCall
+from handrail_collector.explain.request.engine_phases import PLUGIN, Account, account
 from handrail_collector.explain.request.path import Path, ProcessEvidence
-from handrail_collector.explain.request.timeline import PLUGIN, Account, account
 from handrail_collector.stitch.clocks import HostClocks
 
 ROUNDING_NS = 1_000
 """Resolution of vLLM's durations, which are floats of seconds.
 
 They come from monotonic clocks.
+"""
+
+NARROW_NS: Final = 1_000_000
+NARROW_SHARE: Final = 0.05
+"""Widest bound of a part, as a share of all time between the processes.
+
+A part is split off where its bound is within ``NARROW_NS`` or within this share.
 """
 
 _PREFILL_ALL = (Phase.PREFILL_ADMISSION, Phase.PREFILL_QUEUE, Phase.PREFILL_COMPUTE, Phase.PREFILL_RESPOND)
@@ -139,7 +152,7 @@ def _between(
         may_be.extend((Phase.DECODE_ADMISSION, Phase.DECODE_RESPOND))
     if len(may_be) > 1:
         return (PhaseTime(_UNATTRIBUTED, between_ns, Place.PATH, "edge", 0, tuple(may_be)),)
-    return hops.parts(path, between_ns, inside_p.total_ns if inside_p is not None else None, clocks)
+    return _hops(path, between_ns, inside_p.total_ns if inside_p is not None else None, clocks)
 
 
 def _prefill(visit: ProcessEvidence) -> _Inside | None:
@@ -313,3 +326,73 @@ def _widen(phases: Sequence[PhaseTime]) -> tuple[PhaseTime, ...]:
             for phase in rest.may_be:
                 doubt[phase] = doubt.get(phase, 0) + rest.duration_ns
     return tuple(replace(p, bound_ns=p.bound_ns + doubt[p.phase]) if p.phase in doubt else p for p in phases)
+
+
+def _hops(path: Path, between_ns: int, inside_p_ns: int | None, clocks: HostClocks) -> tuple[PhaseTime, ...]:
+    """Return the time between the processes in parts; one part where no evidence splits it.
+
+    ``inside_p_ns``: None without a prefill on the path.
+    """
+    found = _by_router(path, between_ns, inside_p_ns) or _by_clocks(path, between_ns, clocks)
+    return found or (PhaseTime(Phase.ROUTER_AND_HOPS, between_ns, Place.PATH, "edge-proxy"),)
+
+
+def _by_router(path: Path, between_ns: int, inside_p_ns: int | None) -> tuple[PhaseTime, ...]:
+    server, to_p, to_d = _calls(path)
+    first = to_p if inside_p_ns is not None else to_d
+    if server is None or to_d is None or first is None:
+        return ()
+    router = first.start_unix_ns - server.start_unix_ns
+    around_p = to_d.start_unix_ns - first.start_unix_ns - inside_p_ns if inside_p_ns is not None else 0
+    rest = between_ns - router - around_p
+    if min(router, around_p, rest) < 0:
+        return ()  # spans of another attempt, or an unreliable end
+    found = [PhaseTime(Phase.ROUTER, router, Place.PATH, "otlp", ROUNDING_NS)]
+    if inside_p_ns is not None:
+        found.append(PhaseTime(Phase.PREFILL_HOPS, around_p, Place.PATH, "otlp-proxy", ROUNDING_NS))
+    return (*found, PhaseTime(Phase.DECODE_HOPS, rest, Place.PATH, "edge-proxy", ROUNDING_NS))
+
+
+def _calls(path: Path) -> tuple[RouterCall | None, RouterCall | None, RouterCall | None]:
+    """Return the router's server span, its last call of P and its last call of D.
+
+    All are of one router; None where there is none, or several server spans.
+    """
+    servers = [call for call in path.calls if call.kind == "server"]
+    if len(servers) != 1:
+        return None, None, None
+    own = [call for call in path.calls if call.process.instance == servers[0].process.instance and call.start_unix_ns > 0]
+    return servers[0], _last(own, Role.PREFILL), _last(own, Role.DECODE)
+
+
+def _last(calls: Sequence[RouterCall], phase: Role) -> RouterCall | None:
+    return max((call for call in calls if call.phase is phase), key=lambda call: call.start_unix_ns, default=None)
+
+
+def _by_clocks(path: Path, between_ns: int, clocks: HostClocks) -> tuple[PhaseTime, ...]:
+    edge, d = path.edge, path.decode.exchange if path.decode is not None else None
+    if edge is None or d is None:
+        return ()
+    seen, left = _first(edge), _first(d)
+    if seen is None or left is None:
+        return ()
+    offset = clocks.between(edge.process.host, d.process.host, seen)
+    if offset is None:
+        return ()  # one host: the hop is too short to split off
+    if offset.low_ns is None or offset.high_ns is None:
+        return ()
+    least, most = max(0, seen - left + offset.low_ns), min(between_ns, seen - left + offset.high_ns)
+    if most < least or most - least > max(NARROW_NS, NARROW_SHARE * between_ns):
+        return ()
+    hops, bound = (least + most) // 2, (most - least + 1) // 2
+    return (
+        PhaseTime(Phase.ROUTER_AND_HOPS, between_ns - hops, Place.PATH, "edge-proxy", bound),
+        PhaseTime(Phase.DECODE_HOPS, hops, Place.PATH, "clocks", bound),
+    )
+
+
+def _first(exchange: Exchange) -> int | None:
+    """Return when the first token, or the whole response, left; by its host's clock."""
+    if exchange.stream:
+        return exchange.arrival_unix_ns + exchange.ttft_token_ns if exchange.ttft_token_ns is not None else None
+    return exchange.arrival_unix_ns + exchange.duration_ns

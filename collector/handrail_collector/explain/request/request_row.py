@@ -9,12 +9,12 @@ from typing import TypeVar
 from handrail.kv_outcomes import FetchOutcome
 from handrail.metrics.exponential_histogram import GapSketch
 from handrail.records import ENGINE_GONE, ENGINE_LOST, EngineRequest, Exchange, Gaps, Hint, Outcome, Role, RouterCall
-from handrail_collector.explain.request.kv_evidence import ANSWERED, HUNG_NS, KvOutcome
-from handrail_collector.explain.request.kv_fetch_rows import RequestHandoffs, fetch_rows, judge
-from handrail_collector.explain.request.kv_findings import handoff_findings
+from handrail_collector.explain.request.findings import findings, handoff_findings
+from handrail_collector.explain.request.kv_fetch_rows import fetch_rows
+from handrail_collector.explain.request.kv_handoff import ANSWERED, HUNG_NS
+from handrail_collector.explain.request.kv_outcome import KvOutcome, RequestHandoffs, judge
 from handrail_collector.explain.request.path import Path, path_of
 from handrail_collector.explain.request.phases import breakdown
-from handrail_collector.explain.request.request_findings import findings
 from handrail_collector.rows import FetchRow, JoinRow, PhaseRow, RequestRow
 from handrail_collector.stitch.clocks import HostClocks
 from handrail_collector.stitch.engines import EngineRegistry
@@ -191,8 +191,7 @@ def _outcome(
 
     An inner failure keeps its error type.
     ``witness`` is None where no proxy before D saw the request. How P's own answer ended says nothing about a request that went
-    on
-    to D.
+    on to D.
     An answer that ended well on KV that cannot be trusted is ``tainted``: no count of good requests may include it.
     """
     if witness is not None:

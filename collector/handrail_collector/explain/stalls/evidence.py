@@ -86,8 +86,7 @@ class StallWindow:
         """The time in which the last step of the stall ended, if steps caused it.
 
         A stream's token comes at the end of each step that includes the stream. So other work in a step delays the token that
-        ended the
-        stall, and none before it. That step may be an ordinary one after steps that computed prompts alone.
+        ended the stall, and none before it. That step may be an ordinary one after steps that computed prompts alone.
         """
         return self.end - max(LATE_NS + 2 * self.median_ns, (self.end - self.begin) // 4), self.end + LATE_NS
 

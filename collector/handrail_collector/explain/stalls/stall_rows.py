@@ -1,8 +1,12 @@
-"""Make rows of a request's stalls, each with its cause.
+"""Show what an engine's activity says about a request: why its stream stalled, how long it paused.
 
 The stalls are those that the outermost observer of the stream saw, as are the gaps of the request's row.
 The engine's activity is found by the engine's own clock: the stream since its first token is the same there as here, so no
 clocks of two hosts are compared.
+
+A pause of the engine's process before the first token shows up in whatever phase it falls into: a load that starts late, an end
+that is noticed late, a longer step. So the row keeps it beside the phases. Its cause is weighed as for stalls
+(``evidence.attribute_time``): a pause without a reason may belong to a long step that held the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -15,11 +19,9 @@ from typing import Final
 
 from handrail.records import Exchange
 from handrail.stalls import Stall, unpack_times
-from handrail_collector.explain.request.host_pause import has_pause_data, with_standstills
 from handrail_collector.explain.request.path import Path, ProcessEvidence, path_of
-from handrail_collector.explain.stalls.base_rate import AROUND_NS, Base, base_of
-from handrail_collector.explain.stalls.cause import StallVerdict, accounting, verdict
-from handrail_collector.explain.stalls.evidence import Shares, StallCause, StallWindow, attribute_time
+from handrail_collector.explain.stalls.cause import AROUND_NS, Base, StallVerdict, accounting, base_of, verdict
+from handrail_collector.explain.stalls.evidence import Interval, Shares, StallCause, StallWindow, attribute_time
 from handrail_collector.rows import NO_STALLS, RequestRow, StallRow
 from handrail_collector.stitch.engine_activity import LEAST_TOKENS, Activity, EngineTimeline, StreamInterval
 from handrail_collector.stitch.group import RequestGroup
@@ -56,9 +58,9 @@ class StallDesk:
     activity: Activity = field(default_factory=Activity)
     _bases: OrderedDict[tuple[int, int], _CachedBase] = field(default_factory=OrderedDict)  # by id of the activity, and time slot
 
-    def with_standstills(self, group: RequestGroup, row: RequestRow) -> RequestRow:
+    def with_pauses(self, group: RequestGroup, row: RequestRow) -> RequestRow:
         """Return ``row`` with its engines' pauses before the first token."""
-        return with_standstills(row, path_of(group), self.activity) if has_pause_data(row, self.activity) else row
+        return with_pauses(row, path_of(group), self.activity) if has_pause_data(row, self.activity) else row
 
     def explain(self, group: RequestGroup, row: RequestRow) -> list[StallRow]:
         """Return the rows of ``row``'s stalls, in its version.
@@ -322,3 +324,45 @@ def _nothing(each: WitnessedStall) -> str:
     if steps:
         return "a step took long, and ran nothing unusual"
     return "the engine's steps were no longer than usual"
+
+
+def with_pauses(row: RequestRow, path: Path, activity: Activity) -> RequestRow:
+    """Return ``row`` with the pauses of the engines' processes on ``path``."""
+    return replace(
+        row,
+        prefill_paused_ns=_paused_ns(path.prefill, activity.of(row.prefill_instance or "")),
+        decode_paused_ns=_paused_ns(path.decode, activity.of(row.decode_instance or "")),
+    )
+
+
+def has_pause_data(row: RequestRow, activity: Activity) -> bool:
+    """Whether an engine of ``row`` has ever reported a pause.
+
+    Without one there is nothing to look for.
+    """
+    at = (activity.of(instance) for instance in (row.prefill_instance, row.decode_instance) if instance)
+    return any(doings is not None and len(doings.pauses) > 0 for doings in at)
+
+
+def _paused_ns(visit: ProcessEvidence | None, doings: EngineTimeline | None) -> int | None:
+    window = _window(visit) if visit is not None and doings is not None else None
+    if window is None or doings is None or not any(doings.pauses.during(*window)):
+        return None
+    return attribute_time(StallWindow(begin=window[0], end=window[1], median_ns=0, doings=doings)).ns.get(StallCause.HOST_PAUSE)
+
+
+def _window(visit: ProcessEvidence) -> Interval | None:
+    """Return the time from arrival to first token there; at P to its answer.
+
+    By that host's wall clock; None where unknown.
+    """
+    exchange, run, engine = visit.exchange, visit.first_run, visit.engine
+    begin, lasted = 0, None
+    if exchange is not None:
+        begin, lasted = exchange.arrival_unix_ns, exchange.ttft_token_ns
+        lasted = exchange.duration_ns if lasted is None else lasted
+    elif run is not None and run.times is not None:
+        begin, lasted = run.times.queued_unix_ns, run.times.first_token_ns
+    elif engine is not None:
+        begin, lasted = engine.start_unix_ns, engine.ttft_ns
+    return (begin, begin + lasted) if begin and lasted else None

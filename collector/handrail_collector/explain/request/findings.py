@@ -1,18 +1,51 @@
-"""Find what is wrong or odd about the hand-off of one request.
+"""Find what is wrong or odd about a request and its hand-off.
 
-Each finding has a kind from a closed list and its evidence.
+Each finding is text for the request's row, ``kind: detail``: a kind from the closed list, and its evidence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
+from handrail.identity import JoinKind
 from handrail.kv_outcomes import FetchOutcome
-from handrail.records import KvFetch, Outcome, ProcessEventKind
-from handrail_collector.explain.request.kv_fetch_rows import JudgedHandoff, RequestHandoffs
+from handrail.records import EngineRequest, Exchange, Hint, KvFetch, Outcome, ProcessEventKind, Role, RouterCall
+from handrail.wire.engines.vllm import NEVER_SCHEDULED
+from handrail_collector.explain.request.kv_outcome import JudgedHandoff, KvOutcome, RequestHandoffs
 from handrail_collector.explain.request.path import Path
 from handrail_collector.stitch.engines import EngineRegistry
+from handrail_collector.stitch.group import RequestGroup
+
+FINDINGS: Final = (
+    "ambiguous_request_id",
+    "answered_after_failure",
+    "bad_attribute",
+    "clocks_unknown",
+    "context_lost",
+    "duplicate_request_id",
+    "engine_hung",
+    "engine_lost",
+    "engine_restarted",
+    "engine_stopped",
+    "fallback_local",
+    "handoff_near_lease",
+    "handoff_over_lease",
+    "kv_bytes_short",
+    "kv_mismatch",
+    "model_mismatch",
+    "no_handoff_data",
+    "prefill_decode_overlap",
+    "prefill_error",
+    "prefill_retried",
+    "request_id_reused",
+    "return_failed",
+    "stale_read",
+    "unexplained_failures",
+    "waiting_after_failure",
+    "wrong_request",
+)
+"""Every kind, also of findings that belong to no request."""
 
 NEAR_LEASE: Final = 0.8
 """Share of the lease after which a late read becomes a finding."""
@@ -20,6 +53,7 @@ NEAR_LEASE: Final = 0.8
 PARKED_NS: Final = 30 * 10**9
 """Shortest wait after a failed load that cannot be prompt computation any more."""
 
+_FAILED_LOADS: Final = frozenset({FetchOutcome.FAILED, FetchOutcome.TIMED_OUT, FetchOutcome.EXPIRED})
 _REFUSED: Final = frozenset({Outcome.HTTP_ERROR, Outcome.STREAM_ERROR, Outcome.UPSTREAM_DISCONNECT})
 
 _EVENTS: Final = {
@@ -28,6 +62,50 @@ _EVENTS: Final = {
     ProcessEventKind.RESTARTED: "engine_restarted",
     ProcessEventKind.HUNG: "engine_hung",
 }
+
+
+def findings(group: RequestGroup, path: Path, verdict: KvOutcome | None, more: Iterable[str], trace_id: str) -> tuple[str, ...]:
+    """Return the findings of ``group``, each once.
+
+    ``verdict``: the outcome of its hand-off; ``more``: findings from elsewhere; ``trace_id``: that of the row.
+    """
+    found = [f"{f.kind}: {f.detail}" if f.detail else f.kind for f in group.findings]
+    found.extend(more)
+    if path.edge is not None:
+        lost = dict.fromkeys(
+            e.role.value
+            for e in group.evidence
+            if isinstance(e.record, Exchange | EngineRequest | RouterCall)
+            and e.how is not JoinKind.ANCESTOR
+            and e.trace_id != trace_id
+        )
+        found.extend(f"context_lost: no trace context reached {role}" for role in lost)
+    if len(path.prefills) > 1:
+        abandoned = sum(1 for visit in path.prefills if visit is not path.prefill)
+        found.append(f"prefill_retried: {len(path.prefills)} prefill attempts, {abandoned} abandoned")
+    if path.handed_off is False and path.prefills:
+        found.append("fallback_local: a prefill was tried, decode got no KV parameters and computed the prompt itself")
+    models = dict.fromkeys(m for e in group.evidence if (m := getattr(e.record, "model", None)) is not None)
+    if len(models) > 1:
+        found.append(f"model_mismatch: {', '.join(models)}")
+    found.extend(_bad_attributes(group, verdict))
+    if path.edge is not None and Hint.DUPLICATE_REQUEST_ID in path.edge.hints:
+        found.append("duplicate_request_id: this id was in flight twice")
+    return tuple(dict.fromkeys(found))
+
+
+def _bad_attributes(group: RequestGroup, verdict: KvOutcome | None) -> Iterator[str]:
+    """Yield findings for absurd attributes that were dropped (case C15).
+
+    The exception: a load that failed ends its request before it was ever scheduled, and vLLM then computes the queue time from a
+    stamp of 0. Where the failure is known, that is not reported, so that one fault does not read as two.
+    """
+    follows = NEVER_SCHEDULED if verdict is not None and verdict.outcome in _FAILED_LOADS else ()
+    for each in group.evidence:
+        if isinstance(each.record, EngineRequest):
+            absurd = [name for name in each.record.dropped_attributes if each.role is Role.PREFILL or name not in follows]
+            if absurd:
+                yield f"bad_attribute: {each.role.value} sent absurd {', '.join(absurd)}"
 
 
 def handoff_findings(path: Path, handed: RequestHandoffs, engines: EngineRegistry, *, prefill_likely: bool) -> Iterator[str]:
@@ -88,10 +166,10 @@ def _of_chosen(path: Path, one: JudgedHandoff) -> Iterator[str]:
     fetch = one.handoff.fetch
     if fetch is not None and verdict.outcome is FetchOutcome.OK and _short(fetch):
         yield f"kv_bytes_short: {fetch.bytes_moved} bytes moved of {fetch.bytes_expected}"
-    least = one.held_ns[0]
-    if least is not None and one.lease_ns and least >= NEAR_LEASE * one.lease_ns:
-        kind = "handoff_over_lease" if least > one.lease_ns else "handoff_near_lease"
-        yield f"{kind}: KV lay for {least / 1e9:.1f} s before its read, P keeps it for {one.lease_ns / 1e9:.1f} s"
+    least = one.evidence.wait_ns[0]
+    if least is not None and one.evidence.lease_ns and least >= NEAR_LEASE * one.evidence.lease_ns:
+        kind = "handoff_over_lease" if least > one.evidence.lease_ns else "handoff_near_lease"
+        yield f"{kind}: KV lay for {least / 1e9:.1f} s before its read, P keeps it for {one.evidence.lease_ns / 1e9:.1f} s"
 
 
 def _short(fetch: KvFetch) -> bool:
@@ -126,11 +204,10 @@ def _struck(path: Path, handed: RequestHandoffs, engines: EngineRegistry) -> Ite
     for visit in (path.prefill, path.decode):
         if visit is None:
             continue
-        begin = min((e.start_unix_ns for e in visit.evidence if e.start_unix_ns), default=0)
-        end = max((e.end_unix_ns or e.start_unix_ns for e in visit.evidence), default=0)
+        end = visit.ended_unix_ns
         for other in (path.prefill, path.decode):  # a peer's restart affects requests that still wait for it
             if other is not None and other.host == visit.host:
                 end = max([end, *(e.end_unix_ns or 0 for e in other.evidence)])
-        for event in engines.wrong(visit.instance, begin, end + 10**9):
+        for event in engines.wrong(visit.instance, visit.began_unix_ns, end + 10**9):
             detail = f", {event.detail}" if event.detail else ""
             yield f"{_EVENTS[event.kind]}: {visit.instance}{detail}"
