@@ -45,13 +45,13 @@ Surviving processes report it.
 class KvHandoff:
     """One hand-off.
 
-    ``reader`` and ``run``: the process that loads, and its engine's request. ``keeper``: the process that published the KV.
+    ``consumer`` and ``run``: the process that loads, and its engine's request. ``producer``: the process that published the KV.
     """
 
     fetch: KvFetch | None
     publish: KvPublish | None
-    reader: ProcessEvidence | None
-    keeper: ProcessEvidence | None
+    consumer: ProcessEvidence | None
+    producer: ProcessEvidence | None
     run: EngineRun | None
 
     @property
@@ -70,7 +70,7 @@ class KvHandoff:
             return False
         if self.run is other.run:
             return self.fetch.known_unix_ns < other.fetch.known_unix_ns
-        return self.reader is not other.reader
+        return self.consumer is not other.consumer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,13 +125,13 @@ def handoffs(path: Path) -> list[KvHandoff]:
         for run in visit.runs:
             for fetch in run.fetches:
                 key = connector_key(fetch.peer_engine_id, fetch.peer_request_id)
-                publish, keeper = kept.get(key[0], (None, None)) if key else (None, None)
-                if keeper is None and key:
-                    keeper = next((v for v in path.prefills if any(key[0] in e.connector_out for e in v.evidence)), None)
-                loads.append(KvHandoff(fetch, publish, visit, keeper, run))
+                publish, producer = kept.get(key[0], (None, None)) if key else (None, None)
+                if producer is None and key:
+                    producer = next((v for v in path.prefills if any(key[0] in e.connector_out for e in v.evidence)), None)
+                loads.append(KvHandoff(fetch, publish, visit, producer, run))
     loads.sort(key=lambda h: (h.fetch.known_unix_ns, h.fetch.ids.span_id) if h.fetch is not None else (0, ""))
     taken = {id(load.publish) for load in loads}
-    unread = [KvHandoff(None, publish, None, keeper, None) for publish, keeper in kept.values() if id(publish) not in taken]
+    unread = [KvHandoff(None, publish, None, producer, None) for publish, producer in kept.values() if id(publish) not in taken]
     return [*loads, *sorted(unread, key=lambda h: (h.publish.published_unix_ns, h.publish.ids.span_id) if h.publish else (0, ""))]
 
 
@@ -141,10 +141,10 @@ def on_path(path: Path, every: list[KvHandoff]) -> KvHandoff | None:
     D's last load; without one, what the prefill on the path published.
     """
     for handoff in reversed(every):
-        if handoff.fetch is not None and not handoff.backwards and handoff.reader is path.decode:
+        if handoff.fetch is not None and not handoff.backwards and handoff.consumer is path.decode:
             return handoff
     for handoff in reversed(every):
-        if handoff.fetch is None and not handoff.backwards and handoff.keeper is path.prefill and path.prefill is not None:
+        if handoff.fetch is None and not handoff.backwards and handoff.producer is path.prefill and path.prefill is not None:
             return handoff
     return None
 
@@ -191,7 +191,7 @@ def evidence_on(
             rests=chosen is None or not handoff.before(chosen),
             wrong=_wrong(handoff, path, wrong if handoff is chosen else ""),
             lost=_lost(handoff, engines),
-            link_fault=_link_fault(handoff.reader, engines),
+            link_fault=_link_fault(handoff.consumer, engines),
             wait_ns=_held(handoff, clocks),
             lease_ns=_lease(handoff, path.facts, engines),
             hung_ns=hung_ns,
@@ -249,17 +249,17 @@ def _held(handoff: KvHandoff, clocks: HostClocks) -> tuple[int | None, int | Non
 
     It is an interval because the offset of two hosts' clocks is only bounded.
     """
-    fetch, keeper = handoff.fetch, handoff.keeper
-    if fetch is None or fetch.posted_ns is None or keeper is None:
+    fetch, producer = handoff.fetch, handoff.producer
+    if fetch is None or fetch.posted_ns is None or producer is None:
         return None, None
     if handoff.publish is not None:
         kept_at = handoff.publish.published_unix_ns
-    elif keeper.exchange is not None:
-        kept_at = keeper.exchange.arrival_unix_ns + keeper.exchange.duration_ns
+    elif producer.exchange is not None:
+        kept_at = producer.exchange.arrival_unix_ns + producer.exchange.duration_ns
     else:
         return None, None
     read_at = fetch.known_unix_ns + fetch.posted_ns
-    offset = clocks.between(fetch.process.host, keeper.evidence[0].record.process.host, read_at)
+    offset = clocks.between(fetch.process.host, producer.evidence[0].record.process.host, read_at)
     if offset is None:
         return read_at - kept_at, read_at - kept_at
     return (
@@ -275,7 +275,7 @@ def _lease(handoff: KvHandoff, facts: Sequence[LogFact], engines: EngineRegistry
         seconds = dict(fact.numbers).get("timeout_s")
         if seconds is not None:
             return round(seconds * 1e9)
-    return engines.lease_ns(handoff.keeper.instance) if handoff.keeper is not None else None
+    return engines.lease_ns(handoff.producer.instance) if handoff.producer is not None else None
 
 
 def _wrong(handoff: KvHandoff, path: Path, found: str) -> str:
@@ -286,7 +286,7 @@ def _wrong(handoff: KvHandoff, path: Path, found: str) -> str:
     if found or handoff.backwards or handoff.fetch is None or handoff.publish is not None or path.prefill is None:
         return found
     published = {key for e in path.prefill.evidence for key in e.connector_out}
-    evidence = handoff.reader.evidence if handoff.reader is not None else ()
+    evidence = handoff.consumer.evidence if handoff.consumer is not None else ()
     read = {key for e in evidence if e.record is handoff.fetch for key in e.connector_in}
     return "D read KV that this request's prefill did not publish" if published and read and not published & read else ""
 
@@ -299,7 +299,7 @@ def _lost(handoff: KvHandoff, engines: EngineRegistry) -> tuple[ProcessEvent, ..
     found: list[ProcessEvent] = []
     fetch = handoff.fetch
     over = fetch.known_unix_ns + fetch.ended_ns + _MIN_REPORTED_NS if fetch is not None and fetch.ended_ns is not None else None
-    for visit in (handoff.reader, handoff.keeper):
+    for visit in (handoff.consumer, handoff.producer):
         if visit is not None:
             until = visit.ended_unix_ns + _GRACE_NS
             found.extend(engines.wrong(visit.instance, visit.began_unix_ns, until if over is None else min(over, until)))

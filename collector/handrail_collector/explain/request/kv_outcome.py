@@ -53,7 +53,7 @@ class KvOutcome:
     """The outcome of one hand-off.
 
     ``evidence``: what each source shows, strongest first. ``tainted``: the answer rests on KV that cannot be trusted.
-    ``lost_ns``: what the failure cost the request, by the reader's clock; ``late_ns``: how long after its lease the KV was read.
+    ``lost_ns``: what the failure cost the request, by the consumer's clock. ``late_ns``: from the end of its lease to the read.
     """
 
     outcome: FetchOutcome
@@ -255,7 +255,7 @@ def _reason(fetch: KvFetch | None, lines: Sequence[LogFact]) -> str:
 
 
 def _lost(case: KvEvidence) -> int | None:
-    """Return the time that the failure cost, by the reader's clock.
+    """Return the time that the failure cost, by the consumer's clock.
 
     Until the engine knew that the load had failed; until the first token where it then computed the prompt.
     """
