@@ -1,9 +1,6 @@
 """Count requests as they happen: first tokens, gaps between chunks, ends.
 
 The event loop that forwards the bytes is the only owner of this state.
-
-A request that becomes an exemplar of a bucket has ``handrail.exemplar`` on its span and is kept: an exemplar whose trace was
-sampled away is a dead link. The rate of exemplars is capped since each forced trace is stored.
 """
 
 from __future__ import annotations
@@ -17,39 +14,6 @@ from handrail.metrics.model_labels import UNKNOWN, ModelLabels
 from handrail.records import ENGINE_GONE, EngineTimes, Exchange, Gaps, Outcome, Role
 from handrail_sidecar.live_metrics.slo import ANSWERED, FAILURES, OBJECTIVES, TTFT, RequestObjectives, judge
 from handrail_sidecar.proxy.response_reader import ResponseReader
-
-EXEMPLAR_EVERY_NS: Final = 10**9
-"""At most one new exemplar per second and process."""
-
-EXEMPLAR_FRESH_NS: Final = 60 * 10**9
-"""Time for which a bucket keeps its exemplar.
-
-A slow request usually falls into a bucket of its own, so it is rarely refused.
-"""
-
-
-class Exemplars:
-    """Chooses exemplars.
-
-    ``wall`` is the wall clock that paces them and that the page shows.
-    """
-
-    def __init__(self, wall: Callable[[], int]) -> None:
-        self._wall = wall
-        self._last_ns = 0
-
-    def offer(self, histogram: Histogram, at: int, trace_id: str, value: int) -> bool:
-        """Offer a request; return True when it became the exemplar of bucket ``at``."""
-        if not trace_id:
-            return False
-        now = self._wall()
-        held = histogram.exemplars.get(at)
-        if (held is not None and 0 <= now - held.unix_ns < EXEMPLAR_FRESH_NS) or 0 <= now - self._last_ns < EXEMPLAR_EVERY_NS:
-            return False
-        self._last_ns = now
-        histogram.exemplars[at] = Exemplar(trace_id, value, now)
-        return True
-
 
 SCOPES: Final = {Role.EDGE: "edge", Role.ROUTER: "router", Role.DECODE: "decode", Role.COLLOCATED: "decode"}
 """Scope of an exchange's TTFT, by the role of the observing process.
