@@ -126,6 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader closed the pipe (`| head`). Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
+    finally:
+        Parser.as_json = False
     return code
 
 
