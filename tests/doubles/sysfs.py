@@ -23,6 +23,7 @@ class FakeSysfs:
         self.root = root
         self.pipes: list[Path] = []
         self._held: dict[Path, int] = {}  # our ends of the pipes on which a reader waits
+        self._freed: list[int] = []  # pipes that stay open for a reader who comes late
 
     # --- RDMA ------------------------------------------------------------------------------------------------------------
 
@@ -154,13 +155,20 @@ class FakeSysfs:
         shutil.rmtree(folder)
 
     def free(self) -> None:
-        """Release every hanging reader, so that a test leaves no thread behind."""
+        """Release every hanging reader, so that a test leaves no thread behind.
+
+        A reader may have looked the pipe up and open it only after this: the number waits for it in the pipe, which stays open.
+        """
+        for path in self.pipes:
+            if path.exists():
+                pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+                _write(path, 0)
+                os.write(pipe, b"0\n")
+                self._freed.append(pipe)
+        self.pipes.clear()
         for held in self._held.values():
             os.close(held)
         self._held.clear()
-        for path in self.pipes:
-            with contextlib.suppress(OSError):  # no reader waits there
-                os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
 
 
 class Refuses:
