@@ -221,28 +221,30 @@ def test_layout_comes_from_rows_then_from_name(name: str, changes: dict[str, Any
     assert (made.arms[0].notes != ()) == (name == "split" and layout == "collocated")
 
 
-DRAWS = 60
+some_or_many = pytest.mark.parametrize("draws", [20, pytest.param(60, marks=pytest.mark.eval)])
 
 
-def winners(*, split: bool) -> list[str]:
-    """Return the verdicts on two arms that do not differ.
+def winners(draws: int, *, split: bool) -> list[str]:
+    """Return the verdicts on two arms that do not differ, drawn ``draws`` times.
 
     The objectives are such that about nine of ten requests meet them.
     """
     goal = replace(GOAL, ttft_ns=430_000_000)
     found = []
-    for seed in range(DRAWS):
+    for seed in range(draws):
         samples = [arm(200 + 2 * seed + of, stutter=0.05, requests=700, split=split and of == 1) for of in (0, 1)]
         found.append(compared(samples, goal=goal).word)
     return found
 
 
-def test_arms_that_do_not_differ_have_no_winner() -> None:
-    words = winners(split=True)
-    assert words.count("cannot tell") >= 0.95 * DRAWS, words
+@some_or_many
+def test_arms_that_do_not_differ_have_no_winner(draws: int) -> None:
+    words = winners(draws, split=True)
+    assert words.count("cannot tell") >= 0.95 * draws, words
 
 
-def test_periods_that_do_not_differ_are_no_different() -> None:
-    words = winners(split=False)
-    assert words.count("no difference") + words.count("cannot tell") >= 0.95 * DRAWS, words
-    assert words.count("no difference") >= 0.7 * DRAWS, words
+@some_or_many
+def test_periods_that_do_not_differ_are_no_different(draws: int) -> None:
+    words = winners(draws, split=False)
+    assert words.count("no difference") + words.count("cannot tell") >= 0.95 * draws, words
+    assert words.count("no difference") >= 0.7 * draws, words
