@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from handrail.config.listeners import AuthConfig, Listener, TlsConfig, clashes, exposed
+from handrail.config.listeners import AuthConfig, ConnectionsConfig, Listener, TlsConfig, clashes, exposed
 from handrail.config.schema import Problem, section, setting
 from handrail.config.types import Address, Duration, Size, Url
-from handrail.runtime.connections import ConnectionsConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from handrail.config.listeners import AuthConfig, Listener, TlsConfig, clashes, exposed
+from handrail.config.listeners import AuthConfig, ConnectionsConfig, Listener, TlsConfig, clashes, exposed
 from handrail.config.schema import Problem, section, setting
 from handrail.config.types import Address, Duration, Size, Url, nearest
 from handrail.device_counters.gpu import NAMES as GPU_COUNTERS
 from handrail.otlp.settings import ClientSettings, Names
 from handrail.records import Role
-from handrail.runtime.connections import ConnectionsConfig
 from handrail.security.tokens import AUTHORIZATION
 
 ROLES: Final = (Role.EDGE, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.COLLOCATED)

@@ -6,11 +6,11 @@ import logging
 
 import pytest
 
+from handrail.config.listeners import ConnectionsConfig
 from handrail.runtime.connections import (
     MOST_CONNECTIONS,
     QUIET_S,
     Bounds,
-    ConnectionsConfig,
     Expiry,
     Gate,
     Gates,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from handrail.config.schema import Problem, setting
-from handrail.config.types import Address
+from handrail.config.types import Address, Duration
 from handrail.security.file_reload import ReloadingFile
 from handrail.security.tls import ServerTls
 from handrail.security.tokens import Authenticator, tokens
@@ -211,3 +211,41 @@ class ListenerSecurity:
                     each.path,
                     each.address,
                 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionsConfig:
+    """Connections to the listeners of this process. The proxy has bounds of its own."""
+
+    max_per_listener: int | None = setting(
+        None,
+        help="most connections of one listener at once; it refuses more",
+        example="1000",
+        unset="by the limit of descriptors, at most 4096 (docs/security.md)",
+        at_least=1,
+    )
+    max_per_peer: int | None = setting(
+        None,
+        help="most connections of one listener from one address; raise it if many senders share an address (NAT, a balancer)",
+        example="1000",
+        unset="a quarter of max_per_listener, at least 64",
+        at_least=1,
+    )
+    handshake_timeout: Duration = setting(
+        Duration(10 * 10**9),
+        help="longest wait for the start of a TLS handshake, and longest time for the handshake",
+        example="5s",
+        at_least=10**8,
+    )
+    head_timeout: Duration = setting(
+        Duration(10 * 10**9),
+        help="longest time from the connection to a whole request head, and for the head of a later request",
+        example="5s",
+        at_least=10**8,
+    )
+    idle_timeout: Duration = setting(
+        Duration(300 * 10**9),
+        help="longest time between two requests of a connection",
+        example="1m",
+        at_least=10**9,
+    )

@@ -5,7 +5,6 @@ bound it; a ``Gate`` does. A connection over a bound is refused at once. When th
 pauses, and new connections wait in the system's queue.
 """
 
-# ruff: noqa: RUF009 - setting() returns dataclasses.field(), which is what a default should be
 from __future__ import annotations
 
 import logging
@@ -16,8 +15,7 @@ from enum import Enum
 from typing import Final
 
 from handrail import conventions as names
-from handrail.config.schema import setting
-from handrail.config.types import Duration
+from handrail.config.listeners import ConnectionsConfig
 from handrail.metrics.registry import MetricDef
 from handrail.runtime.descriptors import DescriptorBudget
 from handrail.runtime.handshakes import HandshakeQueue
@@ -38,44 +36,6 @@ A peer may hold this many at least, unless the whole listener may hold fewer.
 
 QUIET_S: Final = 60.0
 """Time without a refusal after which the next one is logged again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionsConfig:
-    """Connections to the listeners of this process. The proxy has bounds of its own."""
-
-    max_per_listener: int | None = setting(
-        None,
-        help="most connections of one listener at once; it refuses more",
-        example="1000",
-        unset="by the limit of descriptors, at most 4096 (docs/security.md)",
-        at_least=1,
-    )
-    max_per_peer: int | None = setting(
-        None,
-        help="most connections of one listener from one address; raise it if many senders share an address (NAT, a balancer)",
-        example="1000",
-        unset="a quarter of max_per_listener, at least 64",
-        at_least=1,
-    )
-    handshake_timeout: Duration = setting(
-        Duration(10 * 10**9),
-        help="longest wait for the start of a TLS handshake, and longest time for the handshake",
-        example="5s",
-        at_least=10**8,
-    )
-    head_timeout: Duration = setting(
-        Duration(10 * 10**9),
-        help="longest time from the connection to a whole request head, and for the head of a later request",
-        example="5s",
-        at_least=10**8,
-    )
-    idle_timeout: Duration = setting(
-        Duration(300 * 10**9),
-        help="longest time between two requests of a connection",
-        example="1m",
-        at_least=10**9,
-    )
 
 
 class Refusal(str, Enum):
