@@ -13,43 +13,39 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from handrail.security.tokens import OPEN, Access
 from handrail_cli.access import COLLECTOR, NoRedirects, access, add_access_flags
 from handrail_cli.errors import EXIT_USAGE, CliError
-from handrail_cli.render.waterfall import SpanView
-from handrail_collector.api.events import Happened, HappenedFilter
+from handrail_collector.api.events import Happened, HappenedFilter, happened_from_json
+from handrail_collector.api.schema import RequestAnswer, fetch_from_json, row_from_json
+from handrail_collector.compare.report import Comparison, from_plain
 from handrail_collector.explain.period.question import Question
 from handrail_collector.links.question import LinksQuestion
-from handrail_collector.rows import FetchRow, RequestRow, StallRow
+from handrail_collector.rows import FetchRow, RequestRow
 from handrail_collector.store.fetch_filter import FetchFilter
 from handrail_collector.store.filter import RequestFilter
 
 DEFAULT_API: Final = "http://127.0.0.1:4380"
 API_VARIABLE: Final = "HANDRAIL_API"
+ApiQuery = RequestFilter | FetchFilter | HappenedFilter | LinksQuestion | Question
+T = TypeVar("T")
 _TIMEOUT_S: Final = 30.0
 _MAX_BYTES: Final = 256 * 2**20  # no answer is that large; a wrong server might not stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestView:
-    """Answer to one id: the row with its spans, several candidates, or similar ids."""
+    """Answer to one id: one request, several candidates, or similar ids."""
 
-    row: RequestRow | None = None
-    provisional: bool = False  # the row may still change
-    spans: Sequence[SpanView] = ()
-    fetches: Sequence[FetchRow] = ()
-    stalls: Sequence[StallRow] = ()
-    baseline: Mapping[str, Any] | None = None  # how it compares with the requests around it; None: nothing to compare
-    hardware: Mapping[str, Any] | None = None  # activity of GPUs and links meanwhile; None: the source does not know
+    found: RequestAnswer | None = None
     candidates: Sequence[RequestRow] = ()
     nearest: Sequence[str] = ()
-    answer: Mapping[str, Any] | None = None  # as plain data, for --json
 
 
 class Backend(Protocol):
@@ -79,20 +75,6 @@ class Backend(Protocol):
         """Release its resources; works twice."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownSpan:
-    """Span from JSON, reduced to what is shown."""
-
-    name: str
-    role: str
-    instance: str
-    start_unix_ns: int
-    end_unix_ns: int
-    status: int
-    span_id: str
-    parent_span_id: str
-
-
 class HttpBackend:
     """Backend that queries a running collector."""
 
@@ -109,62 +91,45 @@ class HttpBackend:
         return self._url
 
     def requests(self, query: RequestFilter) -> list[RequestRow]:
-        from handrail_collector.api.schema import row_from_json
-
-        _, answer = self._get(f"/api/v1/requests?{urllib.parse.urlencode(query_parameters(query))}", (200,))
-        return [row_from_json(row) for row in answer["requests"]]
+        return self._ask("requests", query, lambda answer: [row_from_json(row) for row in answer["requests"]])
 
     def find(self, any_id: str) -> RequestView:
-        from handrail_collector.api.schema import fetch_from_json, row_from_json, stall_from_json
-
         status, answer = self._get(f"/api/v1/requests/{urllib.parse.quote(any_id, safe='')}", (200, 300, 404))
         if status == 404:
             return RequestView(nearest=tuple(answer.get("error", {}).get("nearest", ())))
         if status == 300:
-            return RequestView(candidates=[row_from_json(row) for row in answer["candidates"]], answer=answer)
-        spans = [ShownSpan(**{each.name: span[each.name] for each in fields(ShownSpan)}) for span in answer["spans"]]
-        row, provisional = row_from_json(answer["request"]), bool(answer["request"].get("provisional"))
-        fetches, baseline = [fetch_from_json(fetch) for fetch in answer.get("fetches", ())], answer.get("baseline")
-        stalls = [stall_from_json(stall) for stall in answer.get("stalls", ())]
-        hardware = answer.get("hardware")
-        return RequestView(
-            row=row,
-            provisional=provisional,
-            spans=spans,
-            fetches=fetches,
-            stalls=stalls,
-            baseline=baseline,
-            hardware=hardware,
-            answer=answer,
-        )
+            return self._decoded(answer, lambda a: RequestView(candidates=[row_from_json(row) for row in a["candidates"]]))
+        return self._decoded(answer, lambda a: RequestView(found=RequestAnswer.from_json(a)))
 
     def fetches(self, query: FetchFilter) -> list[FetchRow]:
-        from handrail_collector.api.schema import fetch_from_json
-
-        _, answer = self._get(f"/api/v1/fetches?{urllib.parse.urlencode(query_parameters(query))}", (200,))
-        return [fetch_from_json(row) for row in answer["fetches"]]
+        return self._ask("fetches", query, lambda answer: [fetch_from_json(row) for row in answer["fetches"]])
 
     def happened(self, wanted: HappenedFilter, now_unix_ns: int) -> list[Happened]:
-        from handrail_collector.api.events import happened_from_json
-
-        _, answer = self._get(f"/api/v1/events?{urllib.parse.urlencode(query_parameters(wanted))}", (200,))
-        return [happened_from_json(one) for one in answer["events"]]
+        return self._ask("events", wanted, lambda answer: [happened_from_json(one) for one in answer["events"]])
 
     def explain(self, question: Question, now_unix_ns: int) -> Mapping[str, Any]:
-        given = {name: value for name, value in asdict(question).items() if value is not None and value is not False}
-        query = {name: str(value).lower() if value is True else str(value) for name, value in given.items()}
-        _, answer = self._get(f"/api/v1/explain?{urllib.parse.urlencode(query)}", (200,))
-        found: Mapping[str, Any] = answer
-        return found
+        return self._ask("explain", question, dict)
 
     def links(self, question: LinksQuestion, now_unix_ns: int) -> Mapping[str, Any]:
-        _, answer = self._get(f"/api/v1/links?{urllib.parse.urlencode(query_parameters(question))}", (200,))
-        found: Mapping[str, Any] = answer
-        return found
+        return self._ask("links", question, dict)
 
-    def compare(self, parameters: Mapping[str, str]) -> Any:
-        """Return the answer of ``GET /api/v1/compare`` as plain data."""
-        return self._get(f"/api/v1/compare?{urllib.parse.urlencode(parameters)}", (200,))[1]
+    def compare(self, parameters: Mapping[str, str]) -> Comparison:
+        """Return the answer of ``GET /api/v1/compare``."""
+        _, answer = self._get(f"/api/v1/compare?{urllib.parse.urlencode(parameters)}", (200,))
+        return self._decoded(answer, lambda a: from_plain(Comparison, a))
+
+    def _ask(self, what: str, query: ApiQuery, decode: Callable[[Any], T]) -> T:
+        _, answer = self._get(f"/api/v1/{what}?{urllib.parse.urlencode(query_parameters(query))}", (200,))
+        return self._decoded(answer, decode)
+
+    def _decoded(self, answer: Any, decode: Callable[[Any], T]) -> T:
+        """Return the decoded answer; raise ``CliError`` where it has another shape, as that of another version has."""
+        try:
+            return decode(answer)
+        except (ValueError, KeyError, TypeError) as error:
+            what = f"the collector's answer is not understood: {error}"
+            valid = "a collector of the same version as this command (handrail --version)"
+            raise CliError(what=what, where=self._url, valid=valid) from None
 
     def close(self) -> None:
         """Release nothing: a connection lives for one question."""
@@ -235,7 +200,6 @@ class StoreBackend:
             return self._reader.requests(query)
 
     def find(self, any_id: str) -> RequestView:
-        from handrail_collector.api.schema import fetch_to_json, row_to_json, span_to_json, stall_to_json
         from handrail_collector.explain.devices.timeline_samples import tracked
         from handrail_collector.explain.period.request_comparison import compared
 
@@ -244,25 +208,17 @@ class StoreBackend:
             if not rows:
                 return RequestView(nearest=self._reader.near(any_id))
             if len(rows) > 1:
-                plain = {"candidates": [row_to_json(row) for row in rows], "matches": len(rows)}
-                return RequestView(candidates=rows, answer=plain)
+                return RequestView(candidates=rows)
             spans = self._reader.spans(rows[0])
-            fetches = self._reader.fetches_of(rows[0])
-            stalls = self._reader.stalls_of(rows[0])
-            baseline = compared(self._reader, rows[0])
-            hardware = tracked(self._reader, rows[0], spans)
-        answer = {
-            "request": row_to_json(rows[0]),
-            "fetches": [fetch_to_json(fetch) for fetch in fetches],
-            "stalls": [stall_to_json(stall) for stall in stalls],
-            "spans": [span_to_json(span) for span in spans],
-            "matches": 1,
-            "baseline": baseline,
-            "hardware": hardware,
-        }
-        return RequestView(
-            row=rows[0], spans=spans, fetches=fetches, stalls=stalls, baseline=baseline, hardware=hardware, answer=answer
-        )
+            answer = RequestAnswer(
+                row=rows[0],
+                fetches=self._reader.fetches_of(rows[0]),
+                stalls=self._reader.stalls_of(rows[0]),
+                spans=spans,
+                baseline=compared(self._reader, rows[0]),
+                hardware=tracked(self._reader, rows[0], spans),
+            )
+            return RequestView(found=answer)
 
     def fetches(self, query: FetchFilter) -> list[FetchRow]:
         with self._translate_damage():
@@ -321,8 +277,8 @@ def not_found(any_id: str, where: str, nearest: Sequence[str]) -> CliError:
     return CliError(what=f"no request is known by {any_id!r}", where=where, valid=valid, nearest=tuple(nearest))
 
 
-def query_parameters(query: RequestFilter | FetchFilter | HappenedFilter | LinksQuestion) -> dict[str, str]:
-    """Encode the filter as the API's query parameters.
+def query_parameters(query: ApiQuery) -> dict[str, str]:
+    """Encode the query as the API's parameters.
 
     Only values that differ from the defaults appear.
     """

@@ -16,7 +16,7 @@ from rich.segment import Segment
 from handrail.printable import is_printable, printable
 
 
-class _CleanConsole(Console):
+class CleanConsole(Console):
     """Console that removes foreign control characters and trailing blanks.
 
     The control characters are those in texts that were not ``cleaned`` before.
@@ -52,7 +52,7 @@ def answer_console(*, in_pipe: int) -> Console:
     """
     with contextlib.suppress(AttributeError):
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-    console = _CleanConsole(highlight=False, markup=False, emoji=False)
+    console = CleanConsole(highlight=False, markup=False, emoji=False)
     if not console.is_terminal and not os.environ.get("COLUMNS"):
         console.width = in_pipe
     return console
@@ -73,5 +73,5 @@ def waiting(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    with _CleanConsole(stderr=True).status(printable(text)):
+    with CleanConsole(stderr=True).status(printable(text)):
         yield

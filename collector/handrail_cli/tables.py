@@ -1,75 +1,82 @@
-"""Draw tables that fit their width without cutting a figure or a name.
+"""Draw tables that fit their width.
 
-Columns that matter less go first, then names are folded.
-The module also trims the blanks at the ends of an answer's lines.
+The columns that matter most get space first; then names are folded or cut. No figure is cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import RenderableType
 from rich.padding import Padding
-from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from handrail.durations import format_duration
+
 GAP: Final = 2  # columns between columns
-INDENT: Final = 2
-ALWAYS: Final = 9  # ``keep`` of a column that never goes
+ALWAYS: Final = 9  # ``keep`` of a column that is always shown
+NONE: Final = Text("–", style="dim")
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class FittedColumn:
+@dataclass(frozen=True)  # no slots: typing sets __orig_class__, which a frozen class with slots answers with TypeError
+class Column(Generic[T]):
     """One column.
 
-    ``keep``: columns with a lower value go first. ``right``: a column of figures; only other columns are folded where space
-    is short.
+    ``keep``: columns with a higher value get space first; ``ALWAYS``: it is shown even where it says nothing in any row.
+    ``right``: a column of figures. ``least``: its names may be cut to this many characters; 0: they are folded.
     """
 
     title: str
+    cell: Callable[[T], Text | str]
     keep: int = ALWAYS
-    right: bool = True
+    right: bool = False
+    least: int = 0
 
 
-def fitted(columns: Sequence[FittedColumn], rows: Sequence[Sequence[Text | str]], width: int) -> RenderableType:
-    """Draw the rows as an indented table within ``width``.
-
-    Every row has a cell for each column.
-    """
-    cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
-    natural = [max(len(column.title), *(row[at].cell_len for row in cells), 0) for at, column in enumerate(columns)]
-    shown = list(range(len(columns)))
-    for at in sorted(shown, key=lambda at: columns[at].keep):
-        if columns[at].keep < ALWAYS and sum(natural[i] + GAP for i in shown) - GAP > width - INDENT:
-            shown.remove(at)
-    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
+def table(columns: Sequence[Column[T]], rows: Sequence[T], width: int, *, indent: int = 0) -> RenderableType:
+    """Draw the rows in their order, ``width`` columns wide, the indent included."""
+    cells = [[Text.assemble(column.cell(row)) for row in rows] for column in columns]
+    natural = [max(len(column.title), *(cell.cell_len for cell in of), 0) for column, of in zip(columns, cells, strict=True)]
+    least = [min(wide, column.least or wide) for column, wide in zip(columns, natural, strict=True)]
+    wanted = [at for at, column in enumerate(columns) if column.keep == ALWAYS or _says_something(cells[at])]
+    room = width - indent
+    shown: list[int] = []
+    for at in sorted(wanted, key=lambda at: (-columns[at].keep, at)):
+        if columns[at].keep == ALWAYS or _sum(least, [*shown, at]) <= room:
+            shown.append(at)
+    shown.sort()
+    drawn = grid(header=True)
     for at in shown:
+        title, cut = columns[at].title, columns[at].least
         if columns[at].right:
-            table.add_column(columns[at].title, justify="right", no_wrap=True, min_width=natural[at])
+            drawn.add_column(title, justify="right", no_wrap=True, min_width=natural[at])
+        elif cut:
+            most = max(least[at], room - _sum(natural, shown) + natural[at])
+            drawn.add_column(title, no_wrap=True, overflow="ellipsis", max_width=most)
         else:
-            table.add_column(columns[at].title, overflow="fold")
-    for row in cells:
-        table.add_row(*(row[at] for at in shown))
-    return Padding(table, (0, 0, 0, INDENT), expand=False)
+            drawn.add_column(title, overflow="fold")
+    for row in zip(*(cells[at] for at in shown), strict=True):
+        drawn.add_row(*row)
+    return Padding(drawn, (0, 0, 0, indent), expand=False) if indent else drawn
 
 
-@dataclass(frozen=True, slots=True)
-class Trimmed:
-    """Content without blanks at the ends of lines.
+def grid(*, header: bool) -> Table:
+    """Return an empty table in the style of all tables."""
+    return Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim", show_header=header)
 
-    People can then paste and compare it.
-    """
 
-    inside: RenderableType
+def duration(duration_ns: float | None) -> Text:
+    """Return the cell of a duration; a dash where it is not known."""
+    return NONE if duration_ns is None else Text(format_duration(round(duration_ns)))
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for line in console.render_lines(self.inside, options, pad=False):
-            while line and not line[-1].text.rstrip():
-                line.pop()
-            if line:
-                line[-1] = Segment(line[-1].text.rstrip(), line[-1].style)
-            yield from line
-            yield Segment.line()
+
+def _says_something(cells: Sequence[Text]) -> bool:
+    return any(cell.plain not in ("", NONE.plain) for cell in cells)
+
+
+def _sum(widths: Sequence[int], shown: Sequence[int]) -> int:
+    return sum(widths[at] + GAP for at in shown) - GAP

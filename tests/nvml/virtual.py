@@ -197,8 +197,7 @@ def page(columns: int) -> str:
     import os
 
     from handrail_cli.console import answer_console
-    from handrail_cli.gpus_view import GpuListing, GpuWindow
-    from handrail_cli.render.gpus import show_gpus
+    from handrail_cli.render.gpus import GpuListing, GpuWindow, show_gpus
 
     nvml, clock, seen = open_nvml(), VirtualClock(), GpuWindow()
     gpus, lost = list_gpus(nvml)

@@ -22,7 +22,6 @@ from typing import Any
 
 from handrail.config.schema import ConfigError
 from handrail.config.types import Duration
-from handrail.durations import TimeError, parse_duration_ns
 from handrail_alerts import groups
 from handrail_alerts.alert import RuleGroup
 from handrail_alerts.alertmanager import example
@@ -36,6 +35,7 @@ from handrail_cli.console import remark
 from handrail_cli.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CliError
 from handrail_cli.formatting import counted
 from handrail_cli.prometheus import QueryRefusedError, base_of, has_result
+from handrail_cli.time_flags import duration_ns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,10 +143,7 @@ def _with_intervals(slo: SloFile, arguments: argparse.Namespace) -> SloFile:
 def _interval(flag: str, text: str | None, otherwise: Duration, most_ns: int | None = None) -> Duration:
     if text is None:
         return otherwise
-    try:
-        interval = Duration(parse_duration_ns(text))
-    except TimeError as error:
-        raise CliError(what=f"{flag}: {error}", valid=f"{flag} 30s", exit_code=EXIT_USAGE) from None
+    interval = Duration(duration_ns(flag, text, example="30s"))
     if interval < 10**9:
         raise CliError(what=f"{flag} is {text}", valid="at least 1s", exit_code=EXIT_USAGE)
     if most_ns is not None and interval > most_ns:

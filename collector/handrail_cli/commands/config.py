@@ -14,12 +14,36 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from handrail.config.schema import ConfigError, keys, load, plain, to_yaml
+from handrail.config.schema import ConfigError, keys, load, plain, reference, to_yaml
 from handrail_cli.errors import EXIT_OK, EXIT_USAGE
 from handrail_collector.config import CollectorConfig
 from handrail_sidecar.settings import SidecarConfig
 
 KINDS: Final[dict[str, type]] = {"sidecar": SidecarConfig, "collector": CollectorConfig}
+
+_PAGE: Final = """# Configuration
+
+The configuration classes generate this page. `pytest tests/collector/cli --update` rewrites it.
+
+Write a key into a YAML file (`--config FILE`) or give it as a flag; the flag wins. A key with a dot is inside its section:
+`collector.endpoint` is `collector: {{endpoint: ...}}`. `off`, `none` or nothing unsets an optional key. Handrail refuses
+unknown keys. For a list or a set of names, repeat the flag: `--forward URL --forward URL`, `--collector-header NAME=VALUE`.
+
+`handrail config check FILE` shows every problem at once, or the effective configuration with secrets as `****`.
+
+| type | written |
+|---|---|
+| duration | a number with a unit of ns, us, ms, s, m, h or d: `500ms`, `30s`, `1h30m` |
+| size | a number with a unit of B, KiB, MiB, GiB, TiB (powers of 1024) or KB, MB, GB, TB (of 1000): `64MiB` |
+| host:port | `127.0.0.1:4317`, `[::1]:4317`; port 0 lets the system choose |
+| URL | scheme, host and port; never a user or password |
+
+## Sidecar
+
+{sidecar}
+## Collector
+
+{collector}"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,3 +94,8 @@ def guess_kind(file: Path) -> str:
         if len(used & (own["collector"] - own["sidecar"])) > len(used & (own["sidecar"] - own["collector"]))
         else "sidecar"
     )
+
+
+def configuration_page() -> str:
+    """Return docs/configuration.md, which a test compares with it."""
+    return _PAGE.format(sidecar=reference(SidecarConfig), collector=reference(CollectorConfig))

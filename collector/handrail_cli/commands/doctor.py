@@ -23,12 +23,12 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from handrail.config.schema import ConfigError, load, not_yaml, read_text
-from handrail.durations import TimeError, parse_duration_ns
 from handrail.security.tokens import OPEN
 from handrail_cli.access import access, add_access_flags
 from handrail_cli.commands.kv_size import add_serving_flags, config_failure, serving
 from handrail_cli.config_file import invalid_file
 from handrail_cli.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CliError
+from handrail_cli.time_flags import duration_ns
 from handrail_doctor.checks.all_checks import counts, findings, nothing_was_judged
 from handrail_doctor.checks.result import CheckStatus
 from handrail_doctor.facts import DoctorOptions, PairSide, Placement, SidecarSetup
@@ -334,10 +334,7 @@ def _api(given: str | None) -> str | None:
 def _duration(flag: str, text: str | None) -> int | None:
     if text is None:
         return None
-    try:
-        found = parse_duration_ns(text)
-    except TimeError as error:
-        raise CliError(what=f"{flag}: {error}", exit_code=EXIT_USAGE) from None
+    found = duration_ns(flag, text)
     _positive(flag, found, 10**15)
     return found
 

@@ -18,11 +18,12 @@ from contextlib import closing
 from datetime import tzinfo
 from typing import TYPE_CHECKING, Final
 
-from handrail.durations import TIME_RULE, TimeError, format_duration, format_time, parse_time
+from handrail.durations import format_duration, format_time
 from handrail_cli.client import add_source_flags, row_source
 from handrail_cli.errors import EXIT_OK, EXIT_USAGE, CliError
 from handrail_cli.formatting import counted
 from handrail_cli.sanitize import print_document
+from handrail_cli.time_flags import add_limit_flag, add_period_flags, query_of
 from handrail_collector.api.events import Happened, HappenedFilter, happened_to_json
 from handrail_collector.store.filter import DEFAULT_LIMIT, MAX_LIMIT
 
@@ -38,12 +39,9 @@ _GOOD: Final = frozenset({"recovered", "reachable", "transfers_moving"})
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``handrail events``."""
     add_source_flags(parser)
-    parser.add_argument("--since", metavar="TIME", help=f"at or after (default: the last day): {TIME_RULE}")
-    parser.add_argument("--until", metavar="TIME", help="before")
+    add_period_flags(parser, "events")
     parser.add_argument("--instance", metavar="HOST:PORT", help="of this engine, or between it and a peer")
-    parser.add_argument(
-        "--limit", metavar="N", type=int, default=DEFAULT_LIMIT, help=f"default {DEFAULT_LIMIT}, at most {MAX_LIMIT}"
-    )
+    add_limit_flag(parser, "events", DEFAULT_LIMIT, MAX_LIMIT)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
@@ -81,18 +79,7 @@ def happened_filter(arguments: argparse.Namespace, now_unix_ns: int) -> Happened
     """
     if not 1 <= arguments.limit <= MAX_LIMIT:
         raise CliError(what=f"--limit {arguments.limit}: not from 1 to {MAX_LIMIT}", exit_code=EXIT_USAGE)
-    try:
-        wanted = HappenedFilter(
-            since_unix_ns=None if arguments.since is None else parse_time(arguments.since, now_unix_ns),
-            until_unix_ns=None if arguments.until is None else parse_time(arguments.until, now_unix_ns),
-            instance=arguments.instance,
-            limit=arguments.limit,
-        )
-    except TimeError as error:
-        raise CliError(what=str(error), exit_code=EXIT_USAGE) from None
-    if problems := wanted.validate():
-        raise CliError(what="; ".join(problems), exit_code=EXIT_USAGE)
-    return wanted
+    return query_of(HappenedFilter, arguments, now_unix_ns, instance=arguments.instance, limit=arguments.limit)
 
 
 def render_events(
@@ -103,26 +90,35 @@ def render_events(
     Events are of an engine's process. In a narrow terminal, the detail is on a line below.
     """
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    narrow = width < _WIDE
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", collapse_padding=True)
-    for title in ("time", "engine", "what", "of"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("detail", overflow="fold")
-    parts: list[RenderableType] = []
-    for one in found:
+    from handrail_cli.tables import Column, table
+
+    def when(one: Happened) -> Text:
+        return Text(format_time(one.at_unix_ns, now_unix_ns, zone), style="dim")
+
+    def kind(one: Happened) -> Text:
         tone = "red" if one.kind in _BAD else "green" if one.kind in _GOOD else "yellow" if one.finding else ""
-        when = format_time(one.at_unix_ns, now_unix_ns, zone)
-        engine = one.instance + (f" → {one.peer_instance}" if one.peer_instance else "")
-        if narrow:
-            line = Text.assemble((when, "dim"), f"  {engine}  ", (one.kind, tone), (f"  {_of(one)}", "dim"))
-            parts += [line, *(Text(f"    {part}") for part in textwrap.wrap(_detail(one), max(20, width - 4)))]
-        else:
-            cells = (Text(when, style="dim"), Text(engine), Text(one.kind, style=tone), Text(_of(one), style="dim"))
-            table.add_row(*cells, Text(_detail(one)))
-    return Group(*parts) if narrow else table
+        return Text(one.kind, style=tone)
+
+    if width >= _WIDE:
+        columns = [
+            Column[Happened]("time", when),
+            Column("engine", _engine),
+            Column("what", kind),
+            Column("of", lambda one: Text(_of(one), style="dim")),
+            Column("detail", _detail),
+        ]
+        return table(columns, found, width)
+    parts = []
+    for one in found:
+        parts.append(Text.assemble(when(one), f"  {_engine(one)}  ", kind(one), (f"  {_of(one)}", "dim")))
+        parts += [Text(f"    {part}") for part in textwrap.wrap(_detail(one), max(20, width - 4))]
+    return Group(*parts)
+
+
+def _engine(one: Happened) -> str:
+    return one.instance + (f" → {one.peer_instance}" if one.peer_instance else "")
 
 
 def _of(one: Happened) -> str:

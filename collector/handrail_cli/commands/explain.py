@@ -23,11 +23,11 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final
 
-from handrail.durations import TIME_RULE, TimeError, parse_time
 from handrail_cli.access import access_flags
 from handrail_cli.client import Backend, add_source_flags, row_source
-from handrail_cli.errors import EXIT_OK, EXIT_USAGE, CliError
+from handrail_cli.errors import EXIT_OK
 from handrail_cli.sanitize import print_document
+from handrail_cli.time_flags import add_period_flags, query_of
 from handrail_collector.explain.period.question import Question
 from handrail_collector.store.filter import SCOPES
 
@@ -37,8 +37,7 @@ _PIPE_WIDTH: Final = 100
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``handrail explain``."""
     add_source_flags(parser)
-    parser.add_argument("--since", metavar="TIME", help=f"started at or after: {TIME_RULE}")
-    parser.add_argument("--until", metavar="TIME", help="started before")
+    add_period_flags(parser, "requests that started")
     parser.add_argument("--scope", choices=SCOPES, help="where it was observed from (default: each, never mixed)")
     parser.add_argument("--model", metavar="NAME", help="the model, exactly")
     speed = parser.add_mutually_exclusive_group()
@@ -52,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Return 0, also when there is nothing to explain: that is an answer."""
     now_unix_ns = time.time_ns()
-    question = period_query(arguments, now_unix_ns)
+    question = query_of(Question, arguments, now_unix_ns, scope=arguments.scope, model=arguments.model, fast=arguments.fast)
     with closing(row_source(arguments)) as source:
         if arguments.json:
             print_document(source.explain(question, now_unix_ns))
@@ -78,26 +77,6 @@ def run(arguments: argparse.Namespace) -> int:
             sep="\n  ",
         )
     return EXIT_OK
-
-
-def period_query(arguments: argparse.Namespace, now_unix_ns: int) -> Question:
-    """Return the question that the flags describe.
-
-    Raises ``CliError``.
-    """
-    try:
-        question = Question(
-            since_unix_ns=None if arguments.since is None else parse_time(arguments.since, now_unix_ns),
-            until_unix_ns=None if arguments.until is None else parse_time(arguments.until, now_unix_ns),
-            scope=arguments.scope,
-            model=arguments.model,
-            fast=arguments.fast,
-        )
-    except TimeError as error:
-        raise CliError(what=str(error), exit_code=EXIT_USAGE) from None
-    if problems := question.validate():
-        raise CliError(what="; ".join(problems), exit_code=EXIT_USAGE)
-    return question
 
 
 def _first_then_exact(source: Backend, question: Question, now_unix_ns: int) -> Mapping[str, Any]:

@@ -18,13 +18,14 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Final
 
-from handrail.durations import TIME_RULE, TimeError, format_time, parse_time
+from handrail.durations import format_time
 from handrail.kv_outcomes import FetchOutcome
 from handrail.printable import printable_lines
 from handrail_cli.client import Backend, add_source_flags, row_source
-from handrail_cli.errors import EXIT_OK, EXIT_USAGE, CliError
+from handrail_cli.errors import EXIT_OK
 from handrail_cli.formatting import counted
 from handrail_cli.sanitize import cleaned, print_document
+from handrail_cli.time_flags import add_limit_flag, add_period_flags, query_of
 from handrail_collector.rows import FetchRow
 from handrail_collector.store.fetch_filter import DIRECTIONS, FETCH_SORTS, OUTCOMES, FetchFilter
 from handrail_collector.store.filter import DEFAULT_LIMIT, MAX_LIMIT
@@ -35,14 +36,11 @@ _PIPE_WIDTH: Final = 220  # another program reads it, so no column is left out
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``handrail fetches``."""
     add_source_flags(parser)
-    parser.add_argument("--since", metavar="TIME", help=f"begun at or after: {TIME_RULE}")
-    parser.add_argument("--until", metavar="TIME", help="begun before")
+    add_period_flags(parser, "KV fetches that began")
     sorts = tuple(FETCH_SORTS)
     parser.add_argument("--sort", metavar="NAME", choices=sorts, default="started", help=f"one of {', '.join(sorts)}")
     parser.add_argument("--ascending", action="store_true", help="smallest or oldest first")
-    parser.add_argument(
-        "--limit", metavar="N", type=int, default=DEFAULT_LIMIT, help=f"default {DEFAULT_LIMIT}, at most {MAX_LIMIT}"
-    )
+    add_limit_flag(parser, "KV fetches", DEFAULT_LIMIT, MAX_LIMIT)
     parser.add_argument("--outcome", metavar="NAME", choices=OUTCOMES, help=f"one of {', '.join(OUTCOMES)}")
     parser.add_argument("--failed", action="store_true", help="every outcome that counts as a failure")
     parser.add_argument("--open", action="store_true", help="not ended yet; sort by duration for the oldest")
@@ -83,24 +81,19 @@ def fetch_filter(arguments: argparse.Namespace, now_unix_ns: int) -> FetchFilter
 
     Raises ``CliError``.
     """
-    try:
-        query = FetchFilter(
-            since_unix_ns=None if arguments.since is None else parse_time(arguments.since, now_unix_ns),
-            until_unix_ns=None if arguments.until is None else parse_time(arguments.until, now_unix_ns),
-            outcome=arguments.outcome,
-            failed=True if arguments.failed else None,
-            open=True if arguments.open else None,
-            direction=arguments.direction,
-            peer=arguments.peer,
-            sort=arguments.sort,
-            descending=not arguments.ascending,
-            limit=arguments.limit,
-        )
-    except TimeError as error:
-        raise CliError(what=str(error), exit_code=EXIT_USAGE) from None
-    if problems := query.validate():
-        raise CliError(what="; ".join(problems), exit_code=EXIT_USAGE)
-    return query
+    return query_of(
+        FetchFilter,
+        arguments,
+        now_unix_ns,
+        outcome=arguments.outcome,
+        failed=True if arguments.failed else None,
+        open=True if arguments.open else None,
+        direction=arguments.direction,
+        peer=arguments.peer,
+        sort=arguments.sort,
+        descending=not arguments.ascending,
+        limit=arguments.limit,
+    )
 
 
 def nothing_found(query: FetchFilter, source: Backend, now_unix_ns: int) -> str:

@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from handrail.device_counters.gpu import ALL
-from handrail.durations import TimeError, format_duration, parse_duration_ns
+from handrail.durations import format_duration
 from handrail.records import Process, Role
 from handrail.records.devices import DeviceSample
 from handrail_cli.console import answer_console, waiting
 from handrail_cli.errors import EXIT_OK, EXIT_USAGE, CliError
-from handrail_cli.gpus_view import GpuListing, GpuWindow
+from handrail_cli.render.gpus import GpuListing, GpuWindow
 from handrail_cli.sanitize import print_document
+from handrail_cli.time_flags import duration_ns
 from handrail_sidecar.gpu.failures import NvmlFailed, failure
 from handrail_sidecar.gpu.processes import GpuProcess, processes_of
 from handrail_sidecar.gpu.sampler import Sampler
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             show_counters(answer_console(in_pipe=_PIPE_WIDTH))
         return EXIT_OK
-    span_ns, interval_ns = _duration(arguments.span, "--for"), _duration(arguments.interval, "--interval")
+    span_ns, interval_ns = duration_ns("--for", arguments.span), duration_ns("--interval", arguments.interval)
     if interval_ns < _LEAST_INTERVAL_NS:
         raise CliError(
             what="is shorter than 10ms", where=f"--interval {arguments.interval}", valid="--interval 10ms", exit_code=EXIT_USAGE
@@ -222,10 +223,3 @@ def sample_json(sample: DeviceSample) -> dict[str, Any]:
         "took_ns": sample.took_ns,
         "values": {f"{each.name}{{{each.label}}}" if each.label else each.name: each.value for each in sample.values},
     }
-
-
-def _duration(text: str, flag: str) -> int:
-    try:
-        return parse_duration_ns(text)
-    except TimeError:
-        raise CliError(what="is not a duration", where=f"{flag} {text}", valid=f"{flag} 500ms", exit_code=EXIT_USAGE) from None

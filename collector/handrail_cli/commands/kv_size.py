@@ -141,28 +141,36 @@ def _part_json(part: LayerGroupSize, moved: int) -> dict[str, Any]:
 
 
 def _print(found: Sizes, tokens: int, link_gbps: float | None) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     from handrail_cli.console import answer_console
+    from handrail_cli.tables import Column, table
 
     console = answer_console(in_pipe=_PIPE_WIDTH)
     request, serving = found.request(tokens), found.serving
     ranks = f", {serving.tp} tensor-parallel ranks" if serving.tp > 1 else ""
     console.print(Text(f"{found.shape.architecture}, {found.shape.depth} layers, KV in {found.kv_dtype}{ranks}", style="bold"))
     console.print()
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", collapse_padding=True)
-    table.add_column("layers", justify="right")
-    table.add_column("keep")
-    table.add_column("how")
-    table.add_column("bytes a token", justify="right", no_wrap=True)
-    table.add_column(f"{tokens:,} tokens", justify="right", no_wrap=True)
-    for part, moved in zip(found.parts, request.by_part, strict=True):
-        kept = f"{part.token_bytes:,}" if part.layer.by_token else "–"
-        table.add_row(str(part.layers), _keeps(part), part.arithmetic, kept, f"{moved:,}" if moved else "–")
-    if len(found.parts) > 1:
-        table.add_row("", "", Text("together"), f"{found.token_bytes:,}", f"{request.bytes:,}", style="bold")
-    console.print(table)
+    rows = [
+        (
+            str(part.layers),
+            _keeps(part),
+            part.arithmetic,
+            f"{part.token_bytes:,}" if part.layer.by_token else "–",
+            f"{moved:,}" if moved else "–",
+        )
+        for part, moved in zip(found.parts, request.by_part, strict=True)
+    ]
+    if len(rows) > 1:
+        rows.append(("", "", "together", f"{found.token_bytes:,}", f"{request.bytes:,}"))
+    columns = [
+        Column[tuple[str, str, str, str, str]]("layers", lambda row: row[0], right=True),
+        Column("keep", lambda row: row[1]),
+        Column("how", lambda row: row[2]),
+        Column("bytes a token", lambda row: row[3], right=True),
+        Column(f"{tokens:,} tokens", lambda row: row[4], right=True),
+    ]
+    console.print(table(columns, rows, console.width))
     console.print()
     for line in _sentences(found, tokens, link_gbps):
         console.print(line)

@@ -19,10 +19,10 @@ import time
 from contextlib import closing
 from typing import Final
 
-from handrail.durations import TIME_RULE, TimeError, parse_time
 from handrail_cli.client import add_source_flags, row_source
-from handrail_cli.errors import EXIT_OK, EXIT_USAGE, CliError
+from handrail_cli.errors import EXIT_OK
 from handrail_cli.sanitize import print_document
+from handrail_cli.time_flags import add_limit_flag, add_period_flags, query_of
 from handrail_collector.links.question import DEFAULT_LIMIT, MAX_LIMIT, LinksQuestion
 
 _PIPE_WIDTH: Final = 160
@@ -31,23 +31,16 @@ _PIPE_WIDTH: Final = 160
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``handrail links``."""
     add_source_flags(parser)
-    parser.add_argument("--since", metavar="TIME", help=f"hand-offs that began at or after: {TIME_RULE}")
-    parser.add_argument("--until", metavar="TIME", help="that began before")
+    add_period_flags(parser, "KV fetches that began")
     parser.add_argument("--peer", metavar="HOST[:PORT]", help="of either engine, its host, or the side channel's address")
-    parser.add_argument(
-        "--limit",
-        metavar="N",
-        type=int,
-        default=DEFAULT_LIMIT,
-        help=f"so many links, those that moved most; the others as one line (default {DEFAULT_LIMIT}, at most {MAX_LIMIT})",
-    )
+    add_limit_flag(parser, "links, those that moved most; the others are one line", DEFAULT_LIMIT, MAX_LIMIT)
     parser.add_argument("--json", action="store_true", help="the whole answer as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Return 0, also where no hand-off is known: that is an answer."""
     now_unix_ns = time.time_ns()
-    question = links_query(arguments, now_unix_ns)
+    question = query_of(LinksQuestion, arguments, now_unix_ns, peer=arguments.peer, limit=arguments.limit)
     from handrail_cli.console import answer_console, waiting
 
     with closing(row_source(arguments)) as source, waiting(f"asking {source.where}"):
@@ -61,22 +54,3 @@ def run(arguments: argparse.Namespace) -> int:
     console = answer_console(in_pipe=_PIPE_WIDTH)
     console.print(render_links(cleaned(answer), console.width, now_unix_ns))
     return EXIT_OK
-
-
-def links_query(arguments: argparse.Namespace, now_unix_ns: int) -> LinksQuestion:
-    """Return the question that the flags describe.
-
-    Raises ``CliError``.
-    """
-    try:
-        question = LinksQuestion(
-            since_unix_ns=None if arguments.since is None else parse_time(arguments.since, now_unix_ns),
-            until_unix_ns=None if arguments.until is None else parse_time(arguments.until, now_unix_ns),
-            peer=arguments.peer,
-            limit=arguments.limit,
-        )
-    except TimeError as error:
-        raise CliError(what=str(error), exit_code=EXIT_USAGE) from None
-    if problems := question.validate():
-        raise CliError(what="; ".join(problems), exit_code=EXIT_USAGE)
-    return question

@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from handrail.durations import format_duration
-from handrail.records import EngineHistogram, EngineSample, Process, Role, SchemaNote, SchemaState
+from handrail.records import EngineHistogram, EngineSample, EngineValue, Process, Role, SchemaNote, SchemaState
 from handrail.records.quantities import BY_NAME
 from handrail_cli.errors import EXIT_OK, EXIT_USAGE, CliError
 from handrail_cli.formatting import format_bytes
@@ -32,6 +33,7 @@ from handrail_sidecar.settings import ROLES
 
 _PIPE_WIDTH: Final = 160
 _SHARES: Final = (0.5, 0.9, 0.99)
+_UNKNOWN: Final = "not known"
 _STATES: Final = {
     SchemaState.MISSING: "not exported",
     SchemaState.RENAMED: "another version's name",
@@ -137,34 +139,35 @@ def _histogram_json(each: EngineHistogram) -> dict[str, Any]:
 
 
 def _print(sample: EngineSample, emitters: tuple[str, ...], schema: tuple[SchemaNote, ...], notes: list[str], role: Role) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     from handrail_cli.console import answer_console
+    from handrail_cli.tables import Column, table
 
     console = answer_console(in_pipe=_PIPE_WIDTH)
     console.print(Text(", ".join(emitters) + (f"  model {sample.model}" if sample.model else ""), style="bold"))
-    plain = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for title, justify in (("quantity", "left"), ("engine", "left"), ("label", "left"), ("value", "right"), ("unit", "left")):
-        plain.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
-    before = ""
-    for each in sample.values:
-        plain.add_row("" if each.name == before else each.name, each.engine, each.label, _number(each.value), _unit(each.name))
-        before = each.name
+    first = {each.name: each for each in reversed(sample.values)}  # a name is written once
+    values = [
+        Column[EngineValue]("quantity", lambda each: each.name if each is first[each.name] else ""),
+        Column("engine", lambda each: each.engine),
+        Column("label", lambda each: each.label),
+        Column("value", lambda each: _number(each.value), right=True),
+        Column("unit", lambda each: _unit(each.name)),
+    ]
+    histograms = [
+        Column[EngineHistogram]("distribution", lambda each: each.name),
+        Column("engine", lambda each: each.engine),
+        Column("label", lambda each: each.label),
+        Column("samples", lambda each: f"{each.count:,}", right=True),
+        Column("mean", lambda each: _mean(each, role), right=True),
+        *(Column(f"p{share * 100:g}", _quantile_of(share), right=True) for share in _SHARES),
+    ]
     if sample.values:
         console.print()
-        console.print(plain)
+        console.print(table(values, sample.values, console.width))
     if sample.histograms:
-        spread = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        spread.add_column("distribution", no_wrap=True)
-        spread.add_column("engine", no_wrap=True)
-        spread.add_column("label", no_wrap=True)
-        for title in ("samples", "mean", *(f"p{share * 100:g}" for share in _SHARES)):
-            spread.add_column(title, justify="right", no_wrap=True)
-        for found in sample.histograms:
-            spread.add_row(found.name, found.engine, found.label, f"{found.count:,}", *_figures(found, role))
         console.print()
-        console.print(spread)
+        console.print(table(histograms, sample.histograms, console.width))
         console.print(Text("≤ in the lowest bucket, > above the last, ~ interpolated between two bounds", style="dim"))
     if schema or notes:
         console.print()
@@ -174,14 +177,22 @@ def _print(sample: EngineSample, emitters: tuple[str, ...], schema: tuple[Schema
         console.print(Text.assemble(("note: ", "yellow"), text))
 
 
-def _figures(each: EngineHistogram, role: Role) -> list[str]:
-    if not each.count:
-        nothing = "not applicable" if role is Role.PREFILL and each.name == "inter_token_seconds" else "–"
-        return [nothing] + ["–"] * len(_SHARES)
+def _mean(each: EngineHistogram, role: Role) -> str:
     average = mean(each)
-    if average is None:  # the sum is invalid, so some of the samples are too
-        return ["not known", _quantile(each.name, quantile(each, _SHARES[0])), *["not known"] * (len(_SHARES) - 1)]
-    return [_amount(each.name, average), *(_quantile(each.name, quantile(each, share)) for share in _SHARES)]
+    if not each.count:
+        return "not applicable" if role is Role.PREFILL and each.name == "inter_token_seconds" else "–"
+    return _UNKNOWN if average is None else _amount(each.name, average)
+
+
+def _quantile_of(share: float) -> Callable[[EngineHistogram], str]:
+    def cell(each: EngineHistogram) -> str:
+        if not each.count:
+            return "–"
+        if mean(each) is None and share != _SHARES[0]:  # the sum is invalid, so some of the samples are too
+            return _UNKNOWN
+        return _quantile(each.name, quantile(each, share))
+
+    return cell
 
 
 def _quantile(name: str, found: Quantile | None) -> str:

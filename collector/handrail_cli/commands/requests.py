@@ -16,13 +16,14 @@ import time
 from contextlib import closing
 from typing import Final
 
-from handrail.durations import TIME_RULE, TimeError, format_duration, format_time, parse_duration_ns, parse_time
+from handrail.durations import format_duration, format_time
 from handrail.printable import printable_lines
 from handrail.records import Outcome
 from handrail_cli.client import Backend, add_source_flags, row_source
-from handrail_cli.errors import EXIT_OK, EXIT_USAGE, CliError
+from handrail_cli.errors import EXIT_OK
 from handrail_cli.formatting import counted
 from handrail_cli.sanitize import print_document
+from handrail_cli.time_flags import add_limit_flag, add_period_flags, duration_ns, query_of
 from handrail_collector.store.filter import DEFAULT_LIMIT, MAX_LIMIT, SCOPES, SORTS, RequestFilter
 
 _PIPE_WIDTH: Final = 220  # another program reads it, so no column is left out
@@ -31,13 +32,10 @@ _PIPE_WIDTH: Final = 220  # another program reads it, so no column is left out
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``handrail requests``."""
     add_source_flags(parser)
-    parser.add_argument("--since", metavar="TIME", help=f"started at or after: {TIME_RULE}")
-    parser.add_argument("--until", metavar="TIME", help="started before")
+    add_period_flags(parser, "requests that started")
     parser.add_argument("--sort", metavar="NAME", choices=SORTS, default="started", help=f"one of {', '.join(SORTS)}")
     parser.add_argument("--ascending", action="store_true", help="smallest or oldest first")
-    parser.add_argument(
-        "--limit", metavar="N", type=int, default=DEFAULT_LIMIT, help=f"default {DEFAULT_LIMIT}, at most {MAX_LIMIT}"
-    )
+    add_limit_flag(parser, "requests", DEFAULT_LIMIT, MAX_LIMIT)
     parser.add_argument("--scope", choices=SCOPES, help="where it was observed from")
     parser.add_argument("--outcome", metavar="NAME", choices=[outcome.value for outcome in Outcome], help="how it ended")
     parser.add_argument("--model", metavar="NAME", help="the model, exactly")
@@ -81,27 +79,21 @@ def request_filter(arguments: argparse.Namespace, now_unix_ns: int) -> RequestFi
 
     Raises ``CliError``.
     """
-    try:
-        query = RequestFilter(
-            since_unix_ns=None if arguments.since is None else parse_time(arguments.since, now_unix_ns),
-            until_unix_ns=None if arguments.until is None else parse_time(arguments.until, now_unix_ns),
-            scope=arguments.scope,
-            outcome=arguments.outcome,
-            model=arguments.model,
-            instance=arguments.instance,
-            min_ttft_ns=None if arguments.min_ttft is None else parse_duration_ns(arguments.min_ttft),
-            finding=arguments.finding,
-            text=arguments.text,
-            sort=arguments.sort,
-            descending=not arguments.ascending,
-            limit=arguments.limit,
-        )
-    except TimeError as error:
-        raise CliError(what=str(error), exit_code=EXIT_USAGE) from None
-    problems = query.validate()
-    if problems:
-        raise CliError(what="; ".join(problems), exit_code=EXIT_USAGE)
-    return query
+    return query_of(
+        RequestFilter,
+        arguments,
+        now_unix_ns,
+        scope=arguments.scope,
+        outcome=arguments.outcome,
+        model=arguments.model,
+        instance=arguments.instance,
+        min_ttft_ns=None if arguments.min_ttft is None else duration_ns("--min-ttft", arguments.min_ttft),
+        finding=arguments.finding,
+        text=arguments.text,
+        sort=arguments.sort,
+        descending=not arguments.ascending,
+        limit=arguments.limit,
+    )
 
 
 def nothing_found(query: RequestFilter, source: Backend, now_unix_ns: int) -> str:

@@ -20,6 +20,7 @@ from typing import Final
 from handrail_cli.client import add_source_flags, not_found, row_source
 from handrail_cli.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CliError
 from handrail_cli.sanitize import print_document
+from handrail_collector.api.schema import candidates_to_json
 
 _PIPE_WIDTH: Final = 100
 
@@ -42,27 +43,19 @@ def run(arguments: argparse.Namespace) -> int:
     if not any_id:
         raise CliError(what="the ID is empty", valid="any id of a request, or its first 6 characters", exit_code=EXIT_USAGE)
     with closing(row_source(arguments)) as source, waiting(f"asking {source.where}"):
-        found = source.find(any_id)
-    if found.row is None and not found.candidates:
-        raise not_found(any_id, source.where, found.nearest)
-    if arguments.json:
-        print_document(found.answer)
-        return EXIT_OK if found.row is not None else EXIT_FAILED
+        view = source.find(any_id)
     console = answer_console(in_pipe=_PIPE_WIDTH)
-    if found.row is None:
-        print(f"{len(found.candidates)} requests are known by {any_id!r}; take one by its request id (first column):\n")
-        console.print(render_requests(cleaned(found.candidates), console.width, own_ids=True))
+    if view.found is not None:
+        if arguments.json:
+            print_document(view.found.to_json())
+        else:
+            console.print(render_waterfall(cleaned(view.found), console.width))
+        return EXIT_OK
+    if not view.candidates:
+        raise not_found(any_id, source.where, view.nearest)
+    if arguments.json:
+        print_document(candidates_to_json(view.candidates))
         return EXIT_FAILED
-    row, spans, fetches, baseline = cleaned(found.row), cleaned(found.spans), cleaned(found.fetches), cleaned(found.baseline)
-    drawn = render_waterfall(
-        row,
-        spans,
-        console.width,
-        provisional=found.provisional,
-        fetches=fetches,
-        baseline=baseline,
-        hardware=cleaned(found.hardware),
-        stalls=cleaned(found.stalls),
-    )
-    console.print(drawn)
-    return EXIT_OK
+    print(f"{len(view.candidates)} requests are known by {any_id!r}; take one by its request id (first column):\n")
+    console.print(render_requests(cleaned(view.candidates), console.width, own_ids=True))
+    return EXIT_FAILED

@@ -7,20 +7,31 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import tzinfo
 from typing import Final
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from handrail.durations import format_duration, format_time
 from handrail.phases import KV_AND_QUEUE, ORDER, Phase
+from handrail_cli.render.phases import LOOKS
 from handrail_cli.render.sparkline import Strip, draw, legend
-from handrail_cli.render.waterfall import LOOKS, MIN_WIDTH
+from handrail_cli.render.waterfall import MIN_WIDTH
+from handrail_cli.tables import Column, duration, table
 from handrail_collector.compare import verdict as words
 from handrail_collector.compare.formatting import bounds, label, points, portion, rate, signed
-from handrail_collector.compare.report import TPOT, ArmReport, Change, Comparison, Estimate, HandoffOverhead, PairReport
+from handrail_collector.compare.report import (
+    TPOT,
+    ArmReport,
+    Change,
+    Comparison,
+    Estimate,
+    HandoffOverhead,
+    PairReport,
+    RateLevel,
+)
 
 _TONES: Final = {
     words.PAYS: "green",
@@ -42,11 +53,11 @@ def render_comparison(comparison: Comparison, width: int, *, zone: tzinfo | None
     sections = (
         _verdict(comparison, width),
         _picture(comparison, width),
-        *(_changes(comparison, pair) for pair in comparison.pairs),
+        *(_changes(comparison, pair, width) for pair in comparison.pairs),
         _phases(comparison, width),
         _goodput(comparison, width),
         _handoffs(comparison, width),
-        _arms(comparison, zone),
+        _arms(comparison, width, zone),
         _notes(comparison, width),
     )
     shown: list[RenderableType] = []
@@ -98,22 +109,26 @@ def _picture(comparison: Comparison, width: int) -> Iterator[RenderableType]:
         yield legend(objective=True)
 
 
-def _changes(comparison: Comparison, pair: PairReport) -> Iterator[RenderableType]:
+def _changes(comparison: Comparison, pair: PairReport, width: int) -> Iterator[RenderableType]:
     arm = next(arm for arm in comparison.arms if arm.name == pair.of)
     yield Text(f"{pair.to} against {pair.of}", style="bold")
     head = f"difference (all {comparison.simultaneous} within these bounds: {comparison.confidence:.0%})"
-    table = _table("", pair.of, pair.to, head, "")
-    for change in pair.changes:
-        shown = _share if change.figure == "failed_share" else _duration
-        moved = points(change.difference) if change.figure == "failed_share" else signed(change.difference)
-        table.add_row(
-            label(change.figure, arm.gap_unit),
-            shown(change.of),
-            shown(change.to),
-            moved,
-            Text(change.says, style=_TONES.get(change.says, "")),
-        )
-    yield table
+    columns = [
+        Column[Change]("", lambda change: label(change.figure, arm.gap_unit)),
+        Column(pair.of, lambda change: _figure(change, change.of), right=True),
+        Column(pair.to, lambda change: _figure(change, change.to), right=True),
+        Column(head, _difference),
+        Column("", lambda change: Text(change.says, style=_TONES.get(change.says, ""))),
+    ]
+    yield table(columns, pair.changes, width)
+
+
+def _figure(change: Change, value: float | None) -> Text | str:
+    return _share(value) if change.figure == "failed_share" else duration(value)
+
+
+def _difference(change: Change) -> str:
+    return points(change.difference) if change.figure == "failed_share" else signed(change.difference)
 
 
 def _phases(comparison: Comparison, width: int) -> Iterator[RenderableType]:
@@ -142,19 +157,20 @@ def _phases(comparison: Comparison, width: int) -> Iterator[RenderableType]:
     two = len(arms) == 2 and len(comparison.pairs) == 1
     changes = {change.figure: change for change in comparison.pairs[0].phases} if two else {}
     shown = [comparison.pairs[0].of, comparison.pairs[0].to] if two else [arm.name for arm in arms]
-    table = _table("phase", *shown, *(("difference", "") if two else ()), right=1 + len(shown))
     by_name = {arm.name: arm for arm in arms}
-    for phase in (each.value for each in Phase):
-        if any(phase in arm.phases_ns for arm in arms):
-            values = [_duration(_value(by_name[name].phases_ns.get(phase))) for name in shown]
-            reported_change = changes.get(phase)
-            more = (
-                (signed(reported_change.difference), Text(_longer_shorter(reported_change), style="dim"))
-                if reported_change is not None
-                else ()
-            )
-            table.add_row(Text(phase, style=LOOKS[_place(phase)].style), *values, *more)
-    yield table
+    columns = [
+        Column[str]("phase", lambda phase: Text(phase, style=LOOKS[_place(phase)].style)),
+        *(Column(name, _mean_of(by_name[name]), right=True) for name in shown),
+    ]
+    if two:
+        columns.append(Column("difference", lambda phase: signed(changes[phase].difference) if phase in changes else ""))
+        columns.append(Column("", lambda phase: Text(_longer_shorter(changes[phase]) if phase in changes else "", "dim")))
+    rows = [phase.value for phase in Phase if any(phase.value in arm.phases_ns for arm in arms)]
+    yield table(columns, rows, width)
+
+
+def _mean_of(arm: ArmReport) -> Callable[[str], Text]:
+    return lambda phase: duration(_value(arm.phases_ns.get(phase)))
 
 
 def _in_path_order(arm: ArmReport) -> list[str]:
@@ -194,27 +210,38 @@ def _goodput(comparison: Comparison, width: int) -> Iterator[RenderableType]:
     yield Text("Goodput: the highest rate per GPU at which enough requests meet both objectives", style="bold")
     chosen = {"p99": "gap p99", "max": "longest gap", "mean": "TPOT"}[comparison.objectives.itl_of]
     both = comparison.objectives.itl_of != TPOT
-    more = ("TPOT", "TTFT and TPOT") if both else ()
-    table = _table("met by", "rate per GPU", "judged", "TTFT", chosen, f"TTFT and {chosen}", *more, right=2)
-    for arm in comparison.arms:
-        for at, (level, tpot) in enumerate(zip(arm.goodput.levels, arm.goodput_tpot.levels, strict=True)):
-            table.add_row(
-                arm.name if not at else "",
-                rate(level.rate / arm.gpus),
-                f"{level.judged:,}",
-                _share(level.met_ttft.value),
-                _share(level.met_itl.value),
-                portion(level.met),
-                *((_share(tpot.met_itl.value), portion(tpot.met)) if both else ()),
-            )
-    if table.row_count:
-        yield table
+    columns = [
+        Column[_Goodput]("met by", lambda row: row.arm.name if row.first else ""),
+        Column("rate per GPU", lambda row: rate(row.level.rate / row.arm.gpus), right=True),
+        Column("judged", lambda row: f"{row.level.judged:,}"),
+        Column("TTFT", lambda row: _share(row.level.met_ttft.value)),
+        Column(chosen, lambda row: _share(row.level.met_itl.value)),
+        Column(f"TTFT and {chosen}", lambda row: portion(row.level.met)),
+    ]
+    if both:
+        columns.append(Column("TPOT", lambda row: _share(row.tpot.met_itl.value)))
+        columns.append(Column("TTFT and TPOT", lambda row: portion(row.tpot.met)))
+    rows = [
+        _Goodput(arm, level, tpot, not at)
+        for arm in comparison.arms
+        for at, (level, tpot) in enumerate(zip(arm.goodput.levels, arm.goodput_tpot.levels, strict=True))
+    ]
+    if rows:
+        yield table(columns, rows, width)
     for arm in comparison.arms:
         yield from (_bullet(f"{arm.name}: {each}", width) for each in _bounded(arm, chosen, both))
     if both:
         yield _bullet(f"the verdict goes by {chosen}; by TPOT is how DistServe defines goodput (--itl-of mean)", width)
     if any(len(arm.goodput.levels) == 1 for arm in comparison.arms):
         yield _bullet("one rate gives a bound; rates on both sides of the goal give a value (several runs with commas)", width)
+
+
+@dataclass(frozen=True, slots=True)
+class _Goodput:
+    arm: ArmReport
+    level: RateLevel
+    tpot: RateLevel
+    first: bool  # of its arm
 
 
 def _bounded(arm: ArmReport, chosen: str, both: bool) -> Iterator[str]:
@@ -266,14 +293,18 @@ def _within(estimate: Estimate) -> str:
     return f"{_duration(estimate.value)} ({_duration(estimate.low)} to {_duration(estimate.high)})"
 
 
-def _arms(comparison: Comparison, zone: tzinfo | None) -> Iterator[RenderableType]:
+def _arms(comparison: Comparison, width: int, zone: tzinfo | None) -> Iterator[RenderableType]:
     yield Text("What was compared", style="bold")
-    table = _table("", *(arm.name for arm in comparison.arms), right=0)
-    for title, cell in _FACTS:
-        cells = [cell(arm, zone) for arm in comparison.arms]
-        if any(cells):
-            table.add_row(Text(title, style="dim"), *cells)
-    yield table
+    rows = [(title, [cell(arm, zone) for arm in comparison.arms]) for title, cell in _FACTS]
+    columns = [
+        Column[tuple[str, list[str]]]("", lambda row: Text(row[0], style="dim")),
+        *(Column(arm.name, _fact_of(at)) for at, arm in enumerate(comparison.arms)),
+    ]
+    yield table(columns, [row for row in rows if any(row[1])], width)
+
+
+def _fact_of(at: int) -> Callable[[tuple[str, list[str]]], str]:
+    return lambda row: row[1][at]
 
 
 def _observed(arm: ArmReport, zone: tzinfo | None) -> str:
@@ -306,14 +337,6 @@ def _notes(comparison: Comparison, width: int) -> Iterator[RenderableType]:
     if lines:
         yield Text("To know before believing it", style="bold")
         yield from (_bullet(each, width) for each in lines)
-
-
-def _table(*titles: str, right: int = 3) -> Table:
-    """Make a table; the columns from the second to the ``right``-th hold figures."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", collapse_padding=True)
-    for at, title in enumerate(titles):
-        table.add_column(title, justify="right" if 0 < at < right else "left", no_wrap=0 < at < right)
-    return table
 
 
 def _duration(duration_ns: float | None) -> str:

@@ -43,10 +43,10 @@ def print_page(facts: Facts, found: dict[str, list[CheckResult]], rate: Rate | N
     """
     from rich.console import Group
     from rich.padding import Padding
-    from rich.table import Table
     from rich.text import Text
 
     from handrail_cli.console import answer_console
+    from handrail_cli.tables import grid
 
     console = answer_console(in_pipe=_PIPE_WIDTH)
     console.print(f"{_PLACEMENTS[facts.placement]}: {facts.placement_by}")
@@ -56,7 +56,7 @@ def print_page(facts: Facts, found: dict[str, list[CheckResult]], rate: Rate | N
         if not listed:
             continue
         console.print(Text(group, style="bold"))
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False, collapse_padding=True)
+        table = grid(header=False)
         table.add_column(width=4, no_wrap=True)
         table.add_column(width=min(widest, max(20, console.width // 3)))
         table.add_column()

@@ -6,40 +6,76 @@ The table fits its width.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from handrail.device_counters.gpu import ALL, REASONS
-from handrail.records.devices import Device
+from handrail.records.devices import CounterDef, Device, DeviceSample, DeviceValue
 from handrail_cli.formatting import format_gib
+from handrail_cli.tables import NONE, Column, table
 from handrail_sidecar.gpu.failures import failure
+from handrail_sidecar.gpu.processes import GpuProcess
+from handrail_sidecar.gpu.view import Absent
+from handrail_sidecar.gpu.visible import Visible
 
-if TYPE_CHECKING:
-    from handrail_cli.gpus_view import GpuListing
-
-_GAP: Final = 2
+_INDENT: Final = 2
 _TABLE_WIDTH: Final = 140  # least width of the table of counters at which no word is broken
-_NONE: Final = Text("–", style="dim")
 
 
-@dataclass(frozen=True, slots=True)
-class _GpuColumn:
-    title: str
-    keep: int  # columns with the highest value get space first; 9 is always shown
-    cell: Callable[[Device, GpuListing], Text]
-    right: bool = False
+@dataclass(slots=True)
+class GpuWindow:
+    """First and last value of every counter, with their times."""
+
+    first: dict[tuple[str, str, str], tuple[int, DeviceValue]] = field(default_factory=dict)
+    last: dict[tuple[str, str, str], tuple[int, DeviceValue]] = field(default_factory=dict)
+
+    def take(self, sample: DeviceSample) -> None:
+        for value in sample.values:
+            key = (sample.device.key, value.name, value.label)
+            self.last[key] = (sample.at_unix_ns, value)
+            self.first.setdefault(key, self.last[key])
+
+    def value(self, uuid: str, name: str, label: str = "") -> float | None:
+        """Return the last value; None without any."""
+        found = self.last.get((uuid, name, label))
+        return found[1].value if found is not None else None
+
+    def rate(self, uuid: str, name: str, label: str) -> float | None:
+        """Return a counter's growth per second.
+
+        None where it was read once or was reset.
+        """
+        first, last = self.first.get((uuid, name, label)), self.last.get((uuid, name, label))
+        if first is None or last is None or last[0] <= first[0] or first[1].start_unix_ns != last[1].start_unix_ns:
+            return None
+        return (last[1].value - first[1].value) / (last[0] - first[0]) * 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuListing:
+    """Everything that the command shows."""
+
+    driver: str
+    nvml: str
+    devices: tuple[Device, ...]
+    seen: GpuWindow
+    absent: tuple[Absent, ...]
+    lost: Mapping[int, int]
+    stuck: tuple[tuple[str, str, float], ...]  # UUID, call, seconds
+    processes: tuple[GpuProcess, ...]
+    visible: Visible
+    failures: Mapping[int, int]
 
 
 def show_gpus(console: Console, found: GpuListing) -> None:
     """Print the table, the processes, the notes and the absences."""
     console.print(Text(f"driver {found.driver or 'not told'}, NVML {found.nvml or 'not told'}", style="bold"))
     console.print()
-    console.print(_table(found, console.width))
+    console.print(table(_columns(found), found.devices, console.width))
     for index, code in sorted(found.lost.items()):
         reported_failure = failure(code)
         console.print(
@@ -70,35 +106,18 @@ def show_counters(console: Console) -> None:
             for line in textwrap.wrap(f"{each.help}. Absent {each.absent}", console.width - 4, break_on_hyphens=False):
                 console.print(Text(f"    {line}"))
         return
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    for title in ("counter", "unit", "label", "what it is", "absent"):
-        table.add_column(title, no_wrap=title in ("counter", "unit", "label"), overflow="fold")
-    for each in ALL:
-        table.add_row(each.name, _unit(each.unit), each.label, each.help, each.absent)
-    console.print(table)
+    columns = [
+        Column[CounterDef]("counter", lambda each: each.name),
+        Column("unit", lambda each: _unit(each.unit)),
+        Column("label", lambda each: each.label),
+        Column("what it is", lambda each: each.help),
+        Column("absent", lambda each: each.absent),
+    ]
+    console.print(table(columns, ALL, console.width))
 
 
 def _unit(unit: str) -> str:
     return {"1": "ratio", "By": "bytes", "By/s": "bytes/s", "Cel": "°C"}.get(unit, unit.strip("{}"))
-
-
-def _table(found: GpuListing, width: int) -> Table:
-    columns = list(_COLUMNS)
-    cells = {column.title: [column.cell(device, found) for device in found.devices] for column in columns}
-    columns = [each for each in columns if each.keep == 9 or any(cell.plain not in ("", "–") for cell in cells[each.title])]
-    left = width
-    for column in sorted(columns, key=lambda each: -each.keep):
-        taken = max(len(column.title), *(cell.cell_len for cell in cells[column.title]), 0) + _GAP
-        if column.keep < 9 and taken > left + _GAP:
-            columns.remove(column)
-        else:
-            left -= taken
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold", collapse_padding=True)
-    for column in columns:
-        table.add_column(column.title, no_wrap=True, overflow="ellipsis", justify="right" if column.right else "left")
-    for place in range(len(found.devices)):
-        table.add_row(*(cells[column.title][place] for column in columns))
-    return table
 
 
 def _show_processes(console: Console, found: GpuListing) -> None:
@@ -133,9 +152,9 @@ def _show_absences(console: Console, found: GpuListing) -> None:
         console.print(Text(f"not available from GPU {', '.join(where[product])} ({product})", style="bold"))
         for (why, instead), names in reasons.items():
             line = Text.assemble((", ".join(names), "yellow"), f": {why}. Absent {instead}.")
-            for part in line.wrap(console, console.width - _GAP):
+            for part in line.wrap(console, console.width - _INDENT):
                 part.rstrip()
-                console.print(Text(" " * _GAP).append_text(part))
+                console.print(Text(" " * _INDENT).append_text(part))
 
 
 def _which(found: GpuListing, uuid: str) -> str:
@@ -151,46 +170,48 @@ def _number(device: Device, found: GpuListing) -> str:
     return f"{device.index}.{alike.index(device.key)}"
 
 
-def _share(name: str) -> Callable[[Device, GpuListing], Text]:
-    def cell(device: Device, found: GpuListing) -> Text:
-        value = found.seen.value(device.key, name)
-        return Text(f"{value:.0%}") if value is not None else _NONE
-
-    return cell
+def _share(device: Device, found: GpuListing, name: str) -> Text:
+    value = found.seen.value(device.key, name)
+    return Text(f"{value:.0%}") if value is not None else NONE
 
 
-def _of_two(name: str, label: str, of: str, scale: float, unit: str, digits: int) -> Callable[[Device, GpuListing], Text]:
-    def cell(device: Device, found: GpuListing) -> Text:
-        now, most = found.seen.value(device.key, name, label), found.seen.value(device.key, of, label)
-        if now is None:
-            return _NONE
-        whole = f" of {most / scale:.{digits}f}" if most is not None else ""
-        return Text(f"{now / scale:.{digits}f}{whole} {unit}")
+def _of(now: float | None, most: float | None, scale: float, unit: str, digits: int = 0) -> Text:
+    """Format ``12.0 of 80.0 GiB``; ``most`` None: its limit is not known."""
+    if now is None:
+        return NONE
+    whole = f" of {most / scale:.{digits}f}" if most is not None else ""
+    return Text(f"{now / scale:.{digits}f}{whole} {unit}")
 
-    return cell
+
+def _memory(device: Device, found: GpuListing) -> Text:
+    used, whole = (found.seen.value(device.key, name) for name in ("memory_used_bytes", "memory_total_bytes"))
+    return _of(used, whole, 2**30, "GiB", 1)
 
 
 def _power(device: Device, found: GpuListing) -> Text:
-    now = _of_two("power_watts", "", "power_limit_watts", 1, "W", 0)(device, found)
-    return now if now is not _NONE else _of_two("power_average_watts", "", "power_limit_watts", 1, "W", 0)(device, found)
+    now = found.seen.value(device.key, "power_watts")
+    now = now if now is not None else found.seen.value(device.key, "power_average_watts")
+    return _of(now, found.seen.value(device.key, "power_limit_watts"), 1, "W")
 
 
-def _traffic(name: str, line: str) -> Callable[[Device, GpuListing], Text]:
-    def cell(device: Device, found: GpuListing) -> Text:
-        rates = [found.seen.rate(device.key, name, label) for label in ("receive", "transmit")]
-        if all(rate is None for rate in rates):
-            return _NONE
-        most = found.seen.value(device.key, line)
-        text = " / ".join("–" if rate is None else f"{rate / 1e9:.2f}" for rate in rates)
-        return Text(f"{text}{f' of {most / 1e9:.0f}' if most else ''} GB/s")
+def _clock(device: Device, found: GpuListing) -> Text:
+    now, most = (found.seen.value(device.key, name, "sm") for name in ("clock_hertz", "clock_max_hertz"))
+    return _of(now, most, 1e6, "MHz")
 
-    return cell
+
+def _traffic(device: Device, found: GpuListing, bus: str) -> Text:
+    rates = [found.seen.rate(device.key, f"{bus}_bytes", label) for label in ("receive", "transmit")]
+    if all(rate is None for rate in rates):
+        return NONE
+    most = found.seen.value(device.key, f"{bus}_line_bytes_per_second")
+    text = " / ".join("–" if rate is None else f"{rate / 1e9:.2f}" for rate in rates)
+    return Text(f"{text}{f' of {most / 1e9:.0f}' if most else ''} GB/s")
 
 
 def _throttled(device: Device, found: GpuListing) -> Text:
     values = {reason: found.seen.value(device.key, "throttled", reason) for reason in REASONS}
     if all(value is None for value in values.values()):
-        return _NONE
+        return NONE
     return Text(
         ", ".join(reason for reason, value in values.items() if value) or "no", style="yellow" if any(values.values()) else ""
     )
@@ -198,7 +219,7 @@ def _throttled(device: Device, found: GpuListing) -> Text:
 
 def _temperature(device: Device, found: GpuListing) -> Text:
     value = found.seen.value(device.key, "temperature_celsius", "gpu")
-    return Text(f"{value:.0f} °C") if value is not None else _NONE
+    return Text(f"{value:.0f} °C") if value is not None else NONE
 
 
 def _used(device: Device, found: GpuListing) -> Text:
@@ -208,20 +229,21 @@ def _used(device: Device, found: GpuListing) -> Text:
     return Text("yes" if device.key in keys else "no", style="" if device.key in keys else "dim")
 
 
-_COLUMNS: Final = (
-    _GpuColumn("GPU", 9, lambda device, found: Text(_number(device, found))),
-    _GpuColumn("product", 7, lambda device, found: Text(device.product.removeprefix("NVIDIA "))),
-    _GpuColumn("visible", 4, _used),
-    _GpuColumn("busy", 9, _share("utilization_ratio"), right=True),
-    _GpuColumn("SM", 8, _share("sm_active_ratio"), right=True),
-    _GpuColumn("tensor", 6, _share("tensor_active_ratio"), right=True),
-    _GpuColumn("DRAM", 8, _share("dram_active_ratio"), right=True),
-    _GpuColumn("memory", 8, _of_two("memory_used_bytes", "", "memory_total_bytes", 2**30, "GiB", 1), right=True),
-    _GpuColumn("power", 8, _power, right=True),
-    _GpuColumn("SM clock", 6, _of_two("clock_hertz", "sm", "clock_max_hertz", 1e6, "MHz", 0), right=True),
-    _GpuColumn("throttled", 8, _throttled),
-    _GpuColumn("temp", 5, _temperature, right=True),
-    _GpuColumn("PCIe in / out", 7, _traffic("pcie_bytes", "pcie_line_bytes_per_second"), right=True),
-    _GpuColumn("NVLink in / out", 6, _traffic("nvlink_bytes", "nvlink_line_bytes_per_second"), right=True),
-    _GpuColumn("UUID", 3, lambda device, found: Text(device.key, style="dim")),
-)
+def _columns(found: GpuListing) -> list[Column[Device]]:
+    return [
+        Column("GPU", lambda device: _number(device, found)),
+        Column("product", lambda device: device.product.removeprefix("NVIDIA "), 7),
+        Column("visible", lambda device: _used(device, found), 4),
+        Column("busy", lambda device: _share(device, found, "utilization_ratio"), right=True),
+        Column("SM", lambda device: _share(device, found, "sm_active_ratio"), 8, right=True),
+        Column("tensor", lambda device: _share(device, found, "tensor_active_ratio"), 6, right=True),
+        Column("DRAM", lambda device: _share(device, found, "dram_active_ratio"), 8, right=True),
+        Column("memory", lambda device: _memory(device, found), 8, right=True),
+        Column("power", lambda device: _power(device, found), 8, right=True),
+        Column("SM clock", lambda device: _clock(device, found), 6, right=True),
+        Column("throttled", lambda device: _throttled(device, found), 8),
+        Column("temp", lambda device: _temperature(device, found), 5, right=True),
+        Column("PCIe in / out", lambda device: _traffic(device, found, "pcie"), 7, right=True),
+        Column("NVLink in / out", lambda device: _traffic(device, found, "nvlink"), 6, right=True),
+        Column("UUID", lambda device: Text(device.key, style="dim"), 3),
+    ]

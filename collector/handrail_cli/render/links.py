@@ -16,38 +16,26 @@ from rich.text import Text
 from handrail.durations import format_duration, format_time
 from handrail_cli.formatting import counted, format_bytes
 from handrail_cli.render.period import dated
-from handrail_cli.tables import FittedColumn, Trimmed, fitted
+from handrail_cli.tables import NONE, Column, duration, table
 
 Plain = Mapping[str, Any]
 
 _GB: Final = 1e9
 _DOUBTFUL: Final = 1000  # fewer than ten of this many lie beyond the 99th percentile
 _INDENT: Final = "    "
-_COLUMNS: Final = (
-    FittedColumn("", right=False),
-    FittedColumn("link", right=False),
-    FittedColumn("hand-offs", 5),
-    FittedColumn("moved", 4),
-    FittedColumn("while transferring"),
-    FittedColumn("line rate", 6),
-    FittedColumn("share", 7),
-    FittedColumn("median", 8),
-    FittedColumn("p99", 3),
-    FittedColumn("by", right=False),
-)
 
 
 def render_links(answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | None = None) -> RenderableType:
     """Render the whole answer."""
     parts: list[RenderableType] = [_period(answer, zone)]
     if not answer["links"]:
-        return Trimmed(Group(*parts, Text(), *_nothing(answer, now_unix_ns, zone)))
-    parts += [Text(), fitted(_COLUMNS, [_row(link) for link in answer["links"]], width)]
+        return Group(*parts, Text(), *_nothing(answer, now_unix_ns, zone))
+    parts += [Text(), table(_COLUMNS, answer["links"], width, indent=2)]
     if answer["other"] is not None:
         parts.append(_other(answer["other"]))
     for link in answer["links"]:
         parts += [Text(), *_transport_text(link, width)]
-    return Trimmed(Group(*parts))
+    return Group(*parts)
 
 
 def _period(answer: Plain, zone: tzinfo | None) -> Text:
@@ -73,23 +61,6 @@ def _nothing(answer: Plain, now_unix_ns: int, zone: tzinfo | None) -> list[Rende
     ]
 
 
-def _row(link: Plain) -> list[Text | str]:
-    failed = f" ({link['failed']:,} failed)" if link["failed"] else ""
-    share, transfer = link["share_of_line"], link["transfer"]
-    return [
-        Text("▶", style="yellow") if link["findings"] else "",
-        _name(link),
-        Text(f"{link['kv_fetches']:,}{failed}", style="red" if failed else ""),
-        format_bytes(link["moved_bytes"] or None),
-        Text(_rate(link), style="yellow" if link["slow"] else ""),
-        _gigabytes(link["line_rate"]) if link["line_rate"] else Text("–", style="dim"),
-        Text(f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %") if share is not None else Text("–", style="dim"),
-        _time(transfer, "p50_ns"),
-        _time(transfer, "p99_ns", doubtful=transfer is not None and transfer["count"] < _DOUBTFUL),
-        Text(link["transport"], style="dim" if link["transport"] == "unknown" else ""),
-    ]
-
-
 def _name(link: Plain) -> str:
     return f"{link['producer']} → {link['consumer']}{' (back)' if link['backwards'] else ''}"
 
@@ -108,10 +79,35 @@ def _gigabytes(rate: float) -> str:
     return f"{value:.0f} GB/s" if value >= 100 else f"{value:.1f} GB/s" if value >= 10 else f"{value:.2f} GB/s"
 
 
-def _time(times: Plain | None, name: str, *, doubtful: bool = False) -> Text:
-    if times is None:
-        return Text("–", style="dim")
-    return Text(format_duration(times[name]) + ("?" if doubtful else ""), style="dim" if doubtful else "")
+def _hand_offs(link: Plain) -> Text:
+    failed = f" ({link['failed']:,} failed)" if link["failed"] else ""
+    return Text(f"{link['kv_fetches']:,}{failed}", style="red" if failed else "")
+
+
+def _share(link: Plain) -> Text | str:
+    share = link["share_of_line"]
+    return NONE if share is None else f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"
+
+
+def _p99(link: Plain) -> Text:
+    transfer = link["transfer"]
+    if transfer is None or transfer["count"] >= _DOUBTFUL:
+        return duration(transfer and transfer["p99_ns"])
+    return Text(f"{format_duration(transfer['p99_ns'])}?", style="dim")
+
+
+_COLUMNS: Final[tuple[Column[Plain], ...]] = (
+    Column[Plain]("", lambda link: Text("▶" if link["findings"] else "", style="yellow")),
+    Column("link", _name),
+    Column("hand-offs", _hand_offs, 5, right=True),
+    Column("moved", lambda link: format_bytes(link["moved_bytes"] or None), 4, right=True),
+    Column("while transferring", lambda link: Text(_rate(link), style="yellow" if link["slow"] else ""), right=True),
+    Column("line rate", lambda link: _gigabytes(link["line_rate"]) if link["line_rate"] else NONE, 6, right=True),
+    Column("share", _share, 7, right=True),
+    Column("median", lambda link: duration(link["transfer"] and link["transfer"]["p50_ns"]), 8, right=True),
+    Column("p99", _p99, 3, right=True),
+    Column("by", lambda link: Text(link["transport"], style="dim" if link["transport"] == "unknown" else "")),
+)
 
 
 def _transport_text(link: Plain, width: int) -> Iterator[RenderableType]:

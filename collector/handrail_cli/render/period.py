@@ -6,10 +6,11 @@ It is a pure function of the answer's JSON, which is the same from a collector a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone, tzinfo
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -19,10 +20,10 @@ from rich.text import Text
 from handrail.durations import format_duration, format_time
 from handrail.phases import Phase
 from handrail_cli import glossary
-from handrail_cli.render.pools import pool_lines
-from handrail_cli.tables import FittedColumn, Trimmed, fitted
+from handrail_cli.tables import Column, duration, table
 
 Plain = Mapping[str, Any]
+T = TypeVar("T")
 
 _PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 _HINTS: Final = 3
@@ -42,6 +43,14 @@ _WHERE: Final = {
     "kv_outcome": "KV outcome",
 }
 
+_BOUND: Final = {
+    "compute_bound": "compute-bound",
+    "memory_bound": "memory-bound",
+    "balanced": "balanced between compute and memory",
+    "unknown": "not known whether compute-bound or memory-bound",
+}
+_UNDER: Final = " " * 14
+
 
 def render(answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | None = None) -> RenderableType:
     """Render the whole answer, without ``next_commands``."""
@@ -53,7 +62,7 @@ def render(answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | None = No
         parts += [Text(), *_scope(scope, answer, width, now_unix_ns, zone)]
     lines = list(pool_lines(answer.get("pools", ()), width))
     parts += [Text(), *lines] if lines else []
-    return Trimmed(Group(*parts))
+    return Group(*parts)
 
 
 def render_first(answer: Plain) -> RenderableType:
@@ -126,6 +135,42 @@ def _scope(scope: Plain, answer: Plain, width: int, now_unix_ns: int, zone: tzin
         yield Text(f"\n  KV outcomes other than ok: {text}")
 
 
+def pool_lines(pools: Sequence[Plain], width: int) -> Iterator[Text]:
+    """Write the lines of the pools.
+
+    Nothing where no pool has sampled GPUs: a line would be the same every time.
+    """
+    if not any(pool["gpus"] or pool["shared"] for pool in pools):
+        return
+    yield Text("Pools of GPUs", style="bold")
+    for pool in pools:
+        line = Text(f"  {pool['role']:<11} ")
+        line.append(str(_BOUND.get(pool["bound"], pool["bound"])), style="bold" if pool["bound"] != "unknown" else "dim")
+        line.append(f"  {_gpus(pool)}".rstrip(), style="dim")
+        yield line
+        for part in textwrap.wrap(_pool_evidence(pool), width - len(_UNDER)):
+            yield Text(f"{_UNDER}{part}", style="dim")
+
+
+def _gpus(pool: Plain) -> str:
+    if not pool["gpus"]:
+        return ""
+    hosts = f" on {pool['hosts']} host{'s' if pool['hosts'] > 1 else ''}"
+    return f"{pool['gpus']} × {', '.join(pool['products']) or 'GPU'}{hosts}"
+
+
+def _pool_evidence(pool: Plain) -> str:
+    if pool["how"] == "measured":
+        busy = f", busy {_percent(pool['busy'])} of the time" if pool["busy"] is not None else ""
+        return f"measured: tensor {_percent(pool['tensor'])}, DRAM {_percent(pool['dram'])} while busy{busy}"
+    if pool["how"] == "estimated":
+        return (
+            f"estimated: {pool['tokens_a_step']:,.0f} tokens a step are at most {pool['intensity']:,.0f} operations a byte, "
+            f"the GPU's ridge is at {pool['ridge']:,.0f} (dense weights of 2 bytes, KV reads left out)"
+        )
+    return str(pool["why"])
+
+
 def _sentences(scope: Plain) -> list[RenderableType]:
     first, *rest = scope["summary"]
     stands_out = scope["ttft"] is not None and scope["ttft"]["verdict"] == "stands_out"
@@ -135,26 +180,24 @@ def _sentences(scope: Plain) -> list[RenderableType]:
 
 
 def _figures(scope: Plain, width: int) -> RenderableType:
-    columns = [FittedColumn("", right=False), FittedColumn("count", 2), *(FittedColumn(p, _KEPT[p]) for p in _PERCENTILES)]
-    rows: list[list[Text | str]] = []
-    for name, count, values in (
-        ("TTFT", scope["timed"], scope["ttft_ns"]),
-        ("stream gaps (within 1 %)", scope["gaps"], scope["gap_ns"]),
-    ):
-        shown = [_quantile(values.get(p), count, rank) for p, rank in _PERCENTILES.items()]
-        rows.append([name, f"{count:,}", *shown])
-    return fitted(columns, rows, width)
+    rows = (("TTFT", scope["timed"], scope["ttft_ns"]), ("stream gaps (within 1 %)", scope["gaps"], scope["gap_ns"]))
+    columns: list[Column[tuple[str, int, Plain]]] = [
+        Column("", lambda row: row[0]),
+        Column("count", lambda row: f"{row[1]:,}", 2, right=True),
+        *(Column(name, _percentile(name, rank), _KEPT[name], right=True) for name, rank in _PERCENTILES.items()),
+    ]
+    return table(columns, rows, width, indent=2)
+
+
+def _percentile(name: str, rank: float) -> Callable[[tuple[str, int, Plain]], Text]:
+    return lambda row: _quantile(row[2].get(name), row[1], rank)
 
 
 def _quantile(value_ns: int | None, count: int, rank: float) -> Text:
-    """Render a percentile; it is in doubt with fewer than ten values beyond it.
-
-    The text then shows the doubt.
-    """
-    if value_ns is None:
-        return Text("–", style="dim")
-    doubtful = count * (1 - rank) < 9.999
-    return Text(format_duration(value_ns) + (_IN_DOUBT if doubtful else ""), style="dim" if doubtful else "")
+    """Render a percentile; it shows a doubt where fewer than ten values lie beyond it."""
+    if value_ns is None or count * (1 - rank) >= 9.999:
+        return duration(value_ns)
+    return Text(format_duration(value_ns) + _IN_DOUBT, style="dim")
 
 
 def _causes(tail: Plain, width: int, now_unix_ns: int, zone: tzinfo | None) -> Iterator[RenderableType]:
@@ -162,33 +205,27 @@ def _causes(tail: Plain, width: int, now_unix_ns: int, zone: tzinfo | None) -> I
     if causes is None or not causes["named"]:
         return
     yield Text("\n  Causes of the slowest, one by one", style="bold")
+    rest = ((causes["ambiguous"], "two grew alike"), (causes["at_base_rate"], "nothing unusual"))
+    others = [{"requests": count, "share": count / causes["slow"], "what": what} for count, what in rest if count]
+
+    def started(each: Plain) -> Text:
+        ends = [_when(each[name], now_unix_ns, zone) for name in ("first_unix_ns", "last_unix_ns") if name in each]
+        return Text(" and ".join(ends), style="dim")
+
     columns = [
-        FittedColumn("requests"),
-        FittedColumn("share", 6),
-        FittedColumn("cause", right=False),
-        FittedColumn("at", right=False),
-        FittedColumn("longer by"),
-        FittedColumn("typical", 3),
-        FittedColumn("started between", 4, right=False),
+        Column[Plain]("requests", lambda each: f"{each['requests']:,}", right=True),
+        Column("share", lambda each: _percent(each["share"]), 6, right=True),
+        Column("cause", lambda each: Text(each["what"], "dim") if "what" in each else Text(_cause(each), "yellow")),
+        Column("at", lambda each: each["place"] or "not known" if "place" in each else ""),
+        Column("longer by", lambda each: format_duration(each["excess_ns"]) if "place" in each else "", right=True),
+        Column("typical", lambda each: format_duration(each["baseline_ns"]) if each.get("why") == "" else "", 3, right=True),
+        Column("started between", started, 4),
     ]
-    rows: list[list[Text | str]] = []
-    for named in causes["named"]:
-        times = " and ".join(_when(named[each], now_unix_ns, zone) for each in ("first_unix_ns", "last_unix_ns"))
-        rows.append(
-            [
-                f"{named['requests']:,}",
-                _percent(named["share"]),
-                Text(named.get("why") or named["phase"], style="yellow"),
-                named["place"] or "not known",
-                format_duration(named["excess_ns"]),
-                "" if named.get("why") else format_duration(named["baseline_ns"]),
-                Text(times, style="dim"),
-            ]
-        )
-    for count, what in ((causes["ambiguous"], "two grew alike"), (causes["at_base_rate"], "nothing unusual")):
-        if count:
-            rows.append([f"{count:,}", _percent(count / causes["slow"]), Text(what, style="dim"), *[""] * 4])
-    yield fitted(columns, rows, width)
+    yield table(columns, [*causes["named"], *others], width, indent=2)
+
+
+def _cause(named: Plain) -> str:
+    return str(named.get("why") or named["phase"])
 
 
 def _phases(tail: Plain, width: int) -> Iterator[RenderableType]:
@@ -197,61 +234,49 @@ def _phases(tail: Plain, width: int) -> Iterator[RenderableType]:
         return
     yield Text(f"\n  Where the {format_duration(tail['excess_ns'])} lie (means)", style="bold")
     columns = [
-        FittedColumn("phase", right=False),
-        FittedColumn("middle half", 4),
-        FittedColumn("slowest 1 %", 3),
-        FittedColumn("more"),
-        FittedColumn("share", 8),
-        FittedColumn("", 1, right=False),
+        Column[Plain]("phase", lambda phase: Text(_phase(phase), style="dim" if _unattributed(phase) else "")),
+        Column("middle half", lambda phase: format_duration(phase["baseline_ns"]), 4, right=True),
+        Column("slowest 1 %", lambda phase: format_duration(phase["slow_ns"]), 3, right=True),
+        Column("more", lambda phase: _signed(phase["excess_ns"]), right=True),
+        Column("share", lambda phase: _percent(phase["share"]), 8, right=True),
+        Column("", _share_bar, 1),
     ]
-    rows = []
-    for phase in grown:
-        place = {"prefill": " (P)", "decode": " (D)", "path": " (path)"}.get(phase["place"], "")
-        unattributed = phase["phase"] == Phase.UNATTRIBUTED.value
-        glyph = "░" if unattributed else "█"
-        rows.append(
-            [
-                Text(phase["phase"] + place, style="dim" if unattributed else ""),
-                format_duration(phase["baseline_ns"]),
-                format_duration(phase["slow_ns"]),
-                _signed(phase["excess_ns"]),
-                _percent(phase["share"]),
-                glyph * max(0, min(_BAR, round(phase["share"] * _BAR))),
-            ]
-        )
-    yield fitted(columns, rows, width)
+    yield table(columns, grown, width, indent=2)
+
+
+def _phase(phase: Plain) -> str:
+    place = {"prefill": " (P)", "decode": " (D)", "path": " (path)"}.get(phase["place"], "")
+    return f"{phase['phase']}{place}"
+
+
+def _unattributed(phase: Plain) -> bool:
+    return bool(phase["phase"] == Phase.UNATTRIBUTED.value)
+
+
+def _share_bar(phase: Plain) -> str:
+    glyph = "░" if _unattributed(phase) else "█"
+    columns: int = round(phase["share"] * _BAR)
+    return glyph * max(0, min(_BAR, columns))
 
 
 def _stalls(stalls: Plain, width: int) -> Iterator[RenderableType]:
     yield Text("\n  Why streams stood still (the longest stalls of each)", style="bold")
     columns = [
-        FittedColumn("cause", right=False),
-        FittedColumn("stalls"),
-        FittedColumn("share", 7),
-        FittedColumn("of the longest", 5),
-        FittedColumn("events", 6),
-        FittedColumn("one every", 2),
-        FittedColumn("in all", 4),
-        FittedColumn("times as often", 3),
-        FittedColumn("most at", 5, right=False),
+        Column[Plain]("cause", lambda each: Text(each["cause"], "dim" if each["cause"] == "unknown" else "yellow")),
+        Column("stalls", lambda each: f"{each['stalls']:,}", right=True),
+        Column("share", lambda each: _percent(each["share"]), 7, right=True),
+        Column("of the longest", lambda each: _known(each["longest_share"], _percent), 5, right=True),
+        Column("events", lambda each: f"{each['events']:,}", 6, right=True),
+        Column("one every", lambda each: _known(each["every_ns"], format_duration), 2, right=True),
+        Column("in all", lambda each: format_duration(each["gap_ns"]), 4, right=True),
+        Column("times as often", lambda each: _known(each["lift"], _times), 3, right=True),
+        Column("most at", lambda each: f"{each['host']} ({_percent(each['host_share'])})" if each["host"] else "", 5),
     ]
-    rows: list[list[Text | str]] = []
-    for each in stalls["causes"]:
-        unknown = each["cause"] == "unknown"
-        rows.append(
-            [
-                Text(each["cause"], style="dim" if unknown else "yellow"),
-                f"{each['stalls']:,}",
-                _percent(each["share"]),
-                "" if each["longest_share"] is None else _percent(each["longest_share"]),
-                f"{each['events']:,}",
-                "" if each["every_ns"] is None else format_duration(each["every_ns"]),
-                format_duration(each["gap_ns"]),
-                "" if each["lift"] is None else _times(each["lift"]),
-                f"{each['host']} ({_percent(each['host_share'])})" if each["host"] else "",
-            ]
-        )
-    yield fitted(columns, rows, width)
+    yield table(columns, stalls["causes"], width, indent=2)
+
+
+def _known(value: T | None, formatted: Callable[[T], str]) -> str:
+    return "" if value is None else formatted(value)
 
 
 def _times(lift: float) -> str:
@@ -269,25 +294,17 @@ def _contrasts(found: Sequence[Plain], width: int, title: str, query: str, other
     note = "" if any(each["stands_out"] for each in shown) else ": nothing clearly"
     yield Text(f"\n  {title}{note}", style="bold")
     columns = [
-        FittedColumn("", right=False),
-        FittedColumn("", right=False),
-        FittedColumn(query),
-        FittedColumn(others, 7),
-        FittedColumn("times (99.9 % interval)", 5),
+        Column[Plain]("", _marked),
+        Column("", lambda each: each["value"]),
+        Column(query, lambda each: f"{each['cases']:,} · {_percent(each['cases_share'])}", right=True),
+        Column(others, lambda each: f"{each['controls']:,} · {_percent(each['controls_share'])}", 7, right=True),
+        Column("times (99.9 % interval)", _lift, 5, right=True),
     ]
-    rows = []
-    for each in shown:
-        mark = Text("▶ " if each["stands_out"] else "  ", style="yellow")
-        rows.append(
-            [
-                mark + Text(_WHERE[each["dimension"]]),
-                each["value"],
-                f"{each['cases']:,} · {_percent(each['cases_share'])}",
-                f"{each['controls']:,} · {_percent(each['controls_share'])}",
-                _lift(each),
-            ]
-        )
-    yield fitted(columns, rows, width)
+    yield table(columns, shown, width, indent=2)
+
+
+def _marked(contrast: Plain) -> Text:
+    return Text("▶ " if contrast["stands_out"] else "  ", style="yellow") + Text(_WHERE[contrast["dimension"]])
 
 
 def _lift(contrast: Plain) -> str:
@@ -306,7 +323,7 @@ def next_commands(answer: Plain, flags: Sequence[str] = ()) -> list[str]:
     for scope in answer["scopes"]:
         causes = (scope["ttft"] or {}).get("causes") or {"named": (), "examples": ()}
         for named in causes["named"][:_TRACES]:
-            where, cause = named["place"] or "a place not known", named.get("why") or named["phase"]
+            where, cause = named["place"] or "a place not known", _cause(named)
             lines.append(f"handrail trace {named['examples'][0]}{source}    # {cause} at {where}")
         if not causes["named"] and causes["examples"]:
             lines.append(f"handrail trace {causes['examples'][0]}{source}    # a typical one of the slowest, {scope['scope']}")

@@ -10,25 +10,24 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, tzinfo
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from handrail.durations import format_duration, format_time
-from handrail.phases import ORDER, Phase
+from handrail.phases import Phase
 from handrail_cli import glossary
 from handrail_cli.render.devices import Axis, track_lines
-from handrail_cli.render.handoff import handoff_lines
-from handrail_cli.render.slowness import slowness, standstill
+from handrail_cli.render.kv_fetches import handoff_lines
+from handrail_cli.render.phases import LOOKS, Look, in_path_order, instance_of, main_id, percent, phase_label, slowest, whole_ns
 from handrail_cli.render.stalls import stall_lines
-from handrail_collector.rows import FetchRow, PhaseRow, RequestRow, StallRow
+from handrail_collector.api.schema import RequestAnswer
+from handrail_collector.rows import PhaseRow, RequestRow
+from handrail_collector.store.span import SpanRow
 
 MIN_WIDTH: Final = 60
-_NAMES: Final = {phase.value: phase for phase in Phase}
-_PLACE_ORDER: Final = {"prefill": 0, "path": 1, "decode": 2}
 _ROLE_ORDER: Final = {"edge": 0, "router": 1, "prefill": 2, "decode": 3}
 _DOMINANT: Final = 0.25  # below this share no phase is called the cause
 _EVIDENCE: Final = "evidence, bound"
@@ -36,84 +35,32 @@ _FIGURES: Final = 1 + 8 + 1 + 6 + 2  # duration and share with their blanks, bef
 _MIN_BAR: Final = 12
 _NAME_WIDTH: Final = 16
 _STATUS_ERROR: Final = 2  # OTLP Status.code
-_LONG_ID: Final = 48
+PAUSED_NS: Final = 20_000_000
+"""Least pause that gets a sentence."""
+
 _HARD_SPACE: Final = "\u00a0"  # textwrap does not break at it
 _BEFORE_UNIT: Final = re.compile(r"(?<=\d) (?=%|(?:ns|µs|ms|s)\b)")
 
 
-class SpanView(Protocol):
-    """The shown parts of a span.
-
-    ``handrail_collector.store.span.SpanRow`` has them.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def role(self) -> str: ...
-    @property
-    def instance(self) -> str: ...
-    @property
-    def start_unix_ns(self) -> int: ...
-    @property
-    def end_unix_ns(self) -> int: ...
-    @property
-    def status(self) -> int: ...
-    @property
-    def span_id(self) -> str: ...
-    @property
-    def parent_span_id(self) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Glyph and colour of one place."""
-
-    glyph: str
-    style: str
-    label: str
-
-
-LOOKS: Final[Mapping[str, Look]] = {
-    "prefill": Look("█", "cyan", "prefill"),
-    "path": Look("▒", "yellow", "router and network"),
-    "decode": Look("▓", "green", "decode"),
-    "unattributed": Look("░", "magenta", "unattributed"),
-}
-
-
-def render_waterfall(
-    row: RequestRow,
-    spans: Sequence[SpanView] = (),
-    width: int = 100,
-    *,
-    provisional: bool = False,
-    zone: tzinfo | None = None,
-    fetches: Sequence[FetchRow] = (),
-    baseline: Mapping[str, Any] | None = None,
-    hardware: Mapping[str, Any] | None = None,
-    stalls: Sequence[StallRow] = (),
-) -> RenderableType:
+def render_waterfall(answer: RequestAnswer, width: int = 100, *, zone: tzinfo | None = None) -> RenderableType:
     """Draw the request ``width`` columns wide (at least 60).
 
-    ``provisional``: the row may still change.
     ``zone``: time zone of the start time; None is the local one.
-    ``baseline``: how the request compares with those around it, as the API defines it.
-    ``hardware``: the activity of GPUs and links meanwhile, as the API defines it.
     """
+    row = answer.row
     width = max(width, MIN_WIDTH)
     sections = (
         ("", _header(row, width, zone)),
-        ("", _verdict(row, width, baseline)),
-        ("Findings", _findings(row, provisional, width)),
+        ("", _verdict(row, width, answer.baseline)),
+        ("Findings", _findings(row, width)),
         ("", _phases(row, width)),
-        ("", _tracks(row, hardware, width)),
+        ("", _tracks(row, answer.hardware, width)),
         ("Unattributed", _unattributed(row, width)),
-        ("KV hand-off", handoff_lines(fetches, width)),
+        ("KV hand-off", handoff_lines(answer.fetches, width)),
         ("Stream", _stream(row, width)),
-        ("Stalls", stall_lines(row, stalls, width)),
+        ("Stalls", stall_lines(row, answer.stalls, width)),
         ("How the evidence was joined", _joins(row, width)),
-        ("Spans (each by the wall clock of its own host)", _spans(row, spans, width)),
+        ("Spans (each by the wall clock of its own host)", _spans(row, answer.spans, width)),
     )
     lines: list[Text] = []
     for title, body in sections:
@@ -121,67 +68,6 @@ def render_waterfall(
         if found:
             lines += [*([Text()] if lines else []), *([Text(title, style="bold")] if title else []), *found]
     return Group(*lines)
-
-
-def main_id(row: RequestRow) -> str:
-    """Return the id by which a person knows the request.
-
-    A router's response id that fills a line gives way to Handrail's own id.
-    """
-    if row.client_request_id:
-        return row.client_request_id
-    return row.response_id if row.response_id and len(row.response_id) <= _LONG_ID else row.request_id
-
-
-def slowest(row: RequestRow) -> PhaseRow | None:
-    """Return the phase that took longest; None without phases."""
-    return max(row.phases, key=lambda phase: phase.duration_ns, default=None)
-
-
-def phase_label(phase: PhaseRow) -> str:
-    """Return ``kv_transfer``; an unattributed part also names its place.
-
-    Example: ``unattributed (D)``.
-    """
-    if phase.phase != Phase.UNATTRIBUTED.value:
-        return phase.phase
-    return f"{phase.phase} ({glossary.PLACE.get(phase.process, phase.process)})"
-
-
-def instance_of(row: RequestRow, place: str) -> str:
-    """Return the address of the engine at a place; empty where unknown."""
-    return {"prefill": row.prefill_instance, "decode": row.decode_instance}.get(place) or ""
-
-
-def in_path_order(phases: Sequence[PhaseRow]) -> list[PhaseRow]:
-    """Return the phases in the order in which they happen.
-
-    An unattributed part takes the place of the first phase that it may hide.
-    """
-
-    def position(phase: PhaseRow) -> tuple[int, float]:
-        hidden = [ORDER[_NAMES[name]] for name in phase.may_be if name in _NAMES]
-        if phase.phase == Phase.UNATTRIBUTED.value and hidden:
-            return _PLACE_ORDER.get(phase.process, 1), min(hidden) - 0.5
-        known = _NAMES.get(phase.phase)
-        return _PLACE_ORDER.get(phase.process, 1), ORDER[known] if known else len(ORDER)
-
-    return sorted(phases, key=position)
-
-
-def percent(part_ns: int, whole_ns: int) -> str:
-    """Format ``62 %``, ``4.1 %``, ``<0.1 %``."""
-    share = 100 * part_ns / whole_ns if whole_ns > 0 else 0.0
-    if part_ns and share < 0.1:
-        return "<0.1 %"
-    return f"{share:.0f} %" if share >= 9.95 or not part_ns else f"{share:.1f} %"
-
-
-def whole_ns(row: RequestRow) -> int:
-    """Return the sum of the phases."""
-    if row.phase_of == "ttft" and row.ttft_token_ns is not None:
-        return row.ttft_token_ns
-    return row.duration_ns if row.phase_of == "total" else sum(phase.duration_ns for phase in row.phases)
 
 
 # --- sections -------------------------------------------------------------------------------------------------------------
@@ -432,9 +318,9 @@ def _stream(row: RequestRow, width: int) -> Iterator[Text]:
     yield from _prose(f"{row.gap_count} {unit.get(row.gap_unit or '', 'gaps')}: {text}", width, indent=2)
 
 
-def _findings(row: RequestRow, provisional: bool, width: int) -> Iterator[Text]:
+def _findings(row: RequestRow, width: int) -> Iterator[Text]:
     reports: list[tuple[str, str]] = []
-    if provisional:
+    if row.version == 0:
         reports.append(("- provisional: still open; what is still to come will change it", "yellow"))
     if row.kv_outcome not in (None, "ok", "unknown"):
         reports.append((f"! KV load {row.kv_outcome}: {glossary.plain(row.kv_outcome or '', glossary.KV_OUTCOME)}", "red"))
@@ -455,14 +341,14 @@ def _joins(row: RequestRow, width: int) -> Iterator[Text]:
         yield from _prose(text, width, indent=2, hang=widest + 20)
 
 
-def _spans(row: RequestRow, spans: Sequence[SpanView], width: int) -> Iterator[Text]:
+def _spans(row: RequestRow, spans: Sequence[SpanRow], width: int) -> Iterator[Text]:
     known = {span.span_id for span in spans}
-    children: dict[str, list[SpanView]] = {}
+    children: dict[str, list[SpanRow]] = {}
     # along the path, then by start: between hosts only the path gives an order (case G03)
     for span in sorted(spans, key=lambda each: (_ROLE_ORDER.get(each.role, 9), each.start_unix_ns, each.span_id)):
         children.setdefault(span.parent_span_id if span.parent_span_id in known else "", []).append(span)
 
-    def walk(parent: str, depth: int) -> Iterator[tuple[int, SpanView]]:
+    def walk(parent: str, depth: int) -> Iterator[tuple[int, SpanRow]]:
         for span in children.get(parent, ()):
             yield depth, span
             if span.span_id != parent:
@@ -480,6 +366,63 @@ def _spans(row: RequestRow, spans: Sequence[SpanView], width: int) -> Iterator[T
         text.append(f"  {where}", style="dim")
         text.truncate(width, overflow="ellipsis")
         yield text
+
+
+# --- was it slow ----------------------------------------------------------------------------------------------------------
+
+
+def standstill(row: RequestRow) -> str | None:
+    """Describe the pause of an engine's process before the first token.
+
+    None where no process paused, or where nothing shows it.
+    """
+    pauses = (("P", row.prefill_paused_ns or 0), ("D", row.decode_paused_ns or 0))
+    lines = [f"{name}'s for {format_duration(ns)}" for name, ns in pauses if ns >= PAUSED_NS]
+    if not lines:
+        return None
+    return f"Of the time to first token a process of the engine stood still (host_pause): {' and '.join(lines)}."
+
+
+def slowness(baseline: Mapping[str, Any]) -> str:
+    """Describe ``baseline``, as docs/http-api.md defines it."""
+    if baseline["verdict"] == "cannot_tell":
+        known = f"{baseline['compared']:,} requests like it are known from around that time"
+        return f"Whether that is slow for its size cannot be told: {known}, {baseline['needed']} are needed."
+    late, compared = baseline["late_ns"], f"{baseline['compared']:,} around it"
+    size = _size(baseline["uncached_tokens"])
+    if baseline["verdict"] == "slow":
+        return f"{format_duration(late)} longer than usual for {size} ({compared}): {_grown(baseline)}."
+    than = f"{format_duration(abs(late))} {'longer' if late > 0 else 'shorter'} than usual"
+    beside = f", though {_place(baseline)} took {format_duration(baseline['excess_ns'])} more" if _though(baseline) else ""
+    return f"Not slow for {size}: {than}, {format_duration(baseline['baseline_ttft_ns'])} ({compared}){beside}."
+
+
+def _though(baseline: Mapping[str, Any]) -> bool:
+    """Whether a phase grew by more than the whole did.
+
+    Such a phase gets a sentence even where the request was not slow.
+    """
+    return baseline["phase"] is not None and baseline["excess_ns"] > max(0, baseline["late_ns"])
+
+
+def _grown(baseline: Mapping[str, Any]) -> str:
+    if baseline["phase"] is not None:
+        often = ", as in many others there and then" if baseline["significant"] else ""
+        return f"{_place(baseline)} +{format_duration(baseline['excess_ns'])}{often}"
+    if len(baseline["ambiguous"]) > 1:
+        at = f" at {baseline['place']}" if baseline["place"] else ""
+        return f"{' and '.join(baseline['ambiguous'])}{at} grew too much alike to say which it was"
+    return "no phase grew by more than such phases ordinarily do"
+
+
+def _place(baseline: Mapping[str, Any]) -> str:
+    return f"{baseline['phase']} at {baseline['place']}" if baseline["place"] not in ("", "router") else str(baseline["phase"])
+
+
+def _size(tokens: int | None) -> str:
+    if tokens is None:
+        return "prompts of any size (its own is not known)"
+    return f"{tokens / 1000:.1f}k-token prompts" if tokens >= 1000 else f"{tokens}-token prompts"
 
 
 # --- text -----------------------------------------------------------------------------------------------------------------

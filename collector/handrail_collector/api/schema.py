@@ -8,15 +8,72 @@ exactly.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
-from dataclasses import asdict, fields
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
 
 from handrail_collector.rows import FetchRow, JoinRow, PhaseRow, RequestRow, StallRow
 from handrail_collector.store import attribute_json
-from handrail_collector.store.span import SpanRow
+from handrail_collector.store.span import SpanEvent, SpanLink, SpanRow
 
+SpanPartT = TypeVar("SpanPartT", SpanEvent, SpanLink)
 _TEXTS = ("other_trace_ids", "findings", "hints", "span_ids", "kv_evidence")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestAnswer:
+    """One request with everything that belongs to it: the answer of ``GET /api/v1/requests/{id}``.
+
+    ``baseline``: how it compares with the requests around it. ``hardware``: activity of GPUs and links meanwhile.
+    Both are None where they are not known.
+    """
+
+    row: RequestRow
+    fetches: Sequence[FetchRow] = ()
+    stalls: Sequence[StallRow] = ()
+    spans: Sequence[SpanRow] = ()
+    baseline: Mapping[str, Any] | None = None
+    hardware: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Encode every part."""
+        return {
+            "request": provisional_to_json(self.row),
+            "fetches": [fetch_to_json(fetch) for fetch in self.fetches],
+            "stalls": [stall_to_json(stall) for stall in self.stalls],
+            "spans": [span_to_json(span) for span in self.spans],
+            "matches": 1,
+            "baseline": self.baseline,
+            "hardware": self.hardware,
+        }
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> RequestAnswer:
+        """Decode the answer: the inverse of ``to_json``.
+
+        Unknown names are ignored. Raises ``ValueError`` where a part is missing or has the wrong shape.
+        """
+        try:
+            return cls(
+                row=row_from_json(plain["request"]),
+                fetches=[fetch_from_json(fetch) for fetch in plain["fetches"]],
+                stalls=[stall_from_json(stall) for stall in plain["stalls"]],
+                spans=[span_from_json(span) for span in plain["spans"]],
+                baseline=plain["baseline"],
+                hardware=plain["hardware"],
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not the answer for one request: {error}") from error
+
+
+def candidates_to_json(rows: Sequence[RequestRow]) -> dict[str, Any]:
+    """Encode the requests that one id may mean."""
+    return {"candidates": [provisional_to_json(row) for row in rows], "matches": len(rows)}
+
+
+def provisional_to_json(row: RequestRow) -> dict[str, Any]:
+    """Encode every field, and ``provisional``: the request is still open."""
+    return row_to_json(row) | {"provisional": row.version == 0}
 
 
 def row_to_json(row: RequestRow) -> dict[str, Any]:
@@ -94,6 +151,26 @@ def span_to_json(span: SpanRow) -> dict[str, Any]:
         for link in span.links
     ]
     return plain
+
+
+def span_from_json(plain: Mapping[str, Any]) -> SpanRow:
+    """Decode a span: the inverse of ``span_to_json``.
+
+    Unknown names are ignored. Raises ``ValueError`` where a field is missing or has the wrong shape.
+    """
+    try:
+        known = {field.name: plain[field.name] for field in fields(SpanRow)}
+        known |= {name: attribute_json.parsed(known[name]) for name in ("resource", "attributes")}
+        known["events"] = tuple(_part(SpanEvent, event) for event in known["events"])
+        known["links"] = tuple(_part(SpanLink, link) for link in known["links"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a span: {error}") from error
+    return SpanRow(**known)
+
+
+def _part(kind: type[SpanPartT], plain: Mapping[str, Any]) -> SpanPartT:
+    known = {field.name: plain[field.name] for field in fields(kind)}
+    return kind(**(known | {"attributes": attribute_json.parsed(known["attributes"])}))
 
 
 def _phase(plain: Mapping[str, Any]) -> PhaseRow:

@@ -26,7 +26,7 @@ from handrail.security.tokens import Authenticator
 from handrail_collector.api.compare import COMPARE_PARAMETERS, answer, parse_compare
 from handrail_collector.api.errors import ApiError, nearest
 from handrail_collector.api.events import happened_to_json
-from handrail_collector.api.overlay import LiveRows, RowAnswer, listed, listed_fetches, listed_stalls, named
+from handrail_collector.api.overlay import LiveRows, listed, listed_fetches, listed_stalls, named
 from handrail_collector.api.query import (
     EVENT_PARAMETERS,
     EXPLAIN_PARAMETERS,
@@ -40,7 +40,7 @@ from handrail_collector.api.query import (
     parse_question,
 )
 from handrail_collector.api.samples import SAMPLE_PARAMETERS, parse_samples, samples_answer
-from handrail_collector.api.schema import fetch_to_json, row_to_json, span_to_json, stall_to_json
+from handrail_collector.api.schema import RequestAnswer, candidates_to_json, fetch_to_json, provisional_to_json
 from handrail_collector.explain.devices.timeline_samples import tracked
 from handrail_collector.links.question import LinksQuestion
 from handrail_collector.rows import FetchRow, RequestRow, StallRow
@@ -199,7 +199,7 @@ class ApiServer:
 
     def _listing(self, wanted: RequestFilter, live: Sequence[RequestRow]) -> dict[str, Any]:
         more = replace(wanted, limit=min(wanted.limit + len(live), MAX_LIMIT))
-        return {"requests": [_row(answer) for answer in listed(self._reader.requests(more), live, wanted)]}
+        return {"requests": [provisional_to_json(answer.row) for answer in listed(self._reader.requests(more), live, wanted)]}
 
     def _files(self, request: web.Request) -> StoreReader:
         """Return the store where it consists of files.
@@ -227,21 +227,21 @@ class ApiServer:
                 nearest=tuple(self._reader.near(any_id)),
             )
         if len(found) > 1:
-            return 300, {"candidates": [_row(answer) for answer in found], "matches": len(found)}
-        spans = self._reader.spans(found[0].row)
-        baseline = _compared(self._reader, found[0].row) if isinstance(self._reader, StoreReader) else None
+            return 300, candidates_to_json([answer.row for answer in found])
         row = found[0].row
+        spans = self._reader.spans(row)
         own = [f for f in live_fetches if (f.trace_id, f.request_id) == (row.trace_id, row.request_id)]
         fetches = listed_fetches(self._reader.fetches_of(row), own, FetchFilter(descending=False))
-        return 200, {
-            "request": _row(found[0]),
-            "fetches": [fetch_to_json(fetch) for fetch in sorted(fetches, key=lambda fetch: fetch.number)],
-            "stalls": [stall_to_json(stall) for stall in listed_stalls(self._reader.stalls_of(row), live_stalls, row)],
-            "spans": [span_to_json(span) for span in spans],
-            "matches": 1,
-            "baseline": baseline,
-            "hardware": tracked(self._reader, row, spans) if isinstance(self._reader, StoreReader) else None,
-        }
+        files = self._reader if isinstance(self._reader, StoreReader) else None
+        answer = RequestAnswer(
+            row=row,
+            fetches=sorted(fetches, key=lambda fetch: fetch.number),
+            stalls=listed_stalls(self._reader.stalls_of(row), live_stalls, row),
+            spans=spans,
+            baseline=_compared(files, row) if files is not None else None,
+            hardware=tracked(files, row, spans) if files is not None else None,
+        )
+        return 200, answer.to_json()
 
     async def _answer(self, question: Callable[[], tuple[int, dict[str, Any]]]) -> web.Response:
         """Answer with the JSON of ``question``, which may block."""
@@ -280,10 +280,6 @@ def _compared(reader: StoreReader, row: RequestRow) -> dict[str, Any] | None:
     from handrail_collector.explain.period.request_comparison import compared
 
     return compared(reader, row)
-
-
-def _row(answer: RowAnswer) -> dict[str, Any]:
-    return row_to_json(answer.row) | {"provisional": answer.provisional}
 
 
 async def _page(_: web.Request) -> web.Response:

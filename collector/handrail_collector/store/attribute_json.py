@@ -28,10 +28,7 @@ def loads_map(text: str | None) -> dict[str, AttributeValue]:
 
     Returns an empty map for None. Raises ``ValueError`` when the text is no JSON object.
     """
-    value = loads(text) if text else {}
-    if not isinstance(value, dict):
-        raise ValueError("a JSON object was expected")
-    return value
+    return parsed(json.loads(text)) if text else {}
 
 
 def plain(value: object) -> object:
@@ -43,6 +40,14 @@ def plain(value: object) -> object:
     if isinstance(value, Mapping):
         items = {key: plain(item) for key, item in value.items()}
         return {"$map": items} if _reserved(items) else items
+    return value
+
+
+def parsed(found: object) -> dict[str, AttributeValue]:
+    """Decode a map that ``plain`` made. Raises ``ValueError``."""
+    value = _value(found)
+    if not isinstance(value, dict):
+        raise ValueError("a JSON object was expected")
     return value
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from datetime import timedelta, timezone
 
 import pytest
-from rich.console import Console
 
+from handrail_cli.console import CleanConsole
 from handrail_cli.render.period import render
 
 NOW = 1_795_964_400_000_000_000  # 2026-11-29 15:00 UTC
@@ -90,7 +90,7 @@ def answer(*contrasts: dict[str, object], verdict: str = "stands_out", place: st
 
 
 def shown(plain: dict[str, object], width: int, zone: timezone = timezone.utc) -> list[str]:
-    console = Console(width=width, highlight=False, markup=False, color_system=None)
+    console = CleanConsole(width=width, highlight=False, markup=False, color_system=None)
     with console.capture() as capture:
         console.print(render(plain, width, NOW, zone))
     return capture.get().splitlines()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from handrail_cli.commands.config import configuration_page
 from handrail_cli.main import COMMANDS, main
-from handrail_cli.reference import configuration_page
 
 ROOT = Path(__file__).parents[3]
 GOOD = "role: edge\nlisten: 127.0.0.1:8000\nupstream: http://127.0.0.1:8100\ncollector: {headers: {authorization: sesame}}\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from handrail_cli.render.pools import pool_lines
+from handrail_cli.render.period import pool_lines
 from handrail_collector.explain.devices.roofline import pools
 from handrail_collector.store.queries.utilization import GpuUse, StepUse
 

@@ -20,8 +20,8 @@ from rich.console import Console
 from builders.period import Change, period, slower
 from builders.request_rows import MS, STARTED
 from handrail_cli.main import main
-from handrail_cli.render.slowness import slowness, standstill
-from handrail_cli.render.waterfall import render_waterfall
+from handrail_cli.render.waterfall import render_waterfall, slowness, standstill
+from handrail_collector.api.schema import RequestAnswer
 from handrail_collector.api.server import ApiServer
 from handrail_collector.explain.period.baseline import LEAST_REQUESTS
 from handrail_collector.explain.period.request_columns import requests_of
@@ -74,7 +74,9 @@ def test_a_paused_process_is_named_instead_of_the_usual_time_of_a_phase() -> Non
     waited = replace(slower(row, first_step=400), decode_paused_ns=380 * MS)
     for reported_row, expected in ((row, False), (waited, True), (replace(waited, decode_paused_ns=MS), False)):
         out = io.StringIO()
-        Console(file=out, width=200, highlight=False).print(render_waterfall(reported_row, (), 200, zone=timezone.utc))
+        Console(file=out, width=200, highlight=False).print(
+            render_waterfall(RequestAnswer(row=reported_row), 200, zone=timezone.utc)
+        )
         assert ("(host_pause): D's for 380 ms." in out.getvalue()) is expected
         assert ("while a process of that engine stood still." in out.getvalue()) is expected
     assert standstill(replace(waited, prefill_paused_ns=50 * MS)) == (
@@ -87,7 +89,7 @@ def test_it_stands_below_the_sentence_on_where_the_time_went(width: int, golden:
     rows, touched = period(CASES["queue"])
     row = rows[touched[4]]
     out = io.StringIO()
-    drawn = render_waterfall(row, (), width, zone=timezone.utc, baseline=slowness_text(row, rows))
+    drawn = render_waterfall(RequestAnswer(row=row, baseline=slowness_text(row, rows)), width, zone=timezone.utc)
     Console(file=out, width=width, highlight=False).print(drawn)
     golden(f"cli/waterfall_compared_{width}.txt", "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n")
 

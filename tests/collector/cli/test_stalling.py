@@ -25,7 +25,7 @@ from handrail_cli.main import main
 from handrail_cli.render.period import render
 from handrail_cli.render.stalls import MARKS, SHOWN, stall_lines
 from handrail_cli.render.waterfall import render_waterfall
-from handrail_collector.api.schema import stall_from_json
+from handrail_collector.api.schema import RequestAnswer, stall_from_json
 from handrail_collector.batch import publish
 from handrail_collector.explain.stalls.evidence import StallCause
 from handrail_collector.rows import StallRow
@@ -82,7 +82,9 @@ STALLS = (
 
 def shown(stalls: tuple[StallRow, ...], width: int) -> str:
     out = StringIO()
-    Console(file=out, width=width, highlight=False).print(render_waterfall(ROW, (), width, zone=timezone.utc, stalls=stalls))
+    Console(file=out, width=width, highlight=False).print(
+        render_waterfall(RequestAnswer(row=ROW, stalls=stalls), width, zone=timezone.utc)
+    )
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 

@@ -10,7 +10,7 @@ from builders.plugin import fetch, publish
 from builders.records import EPOCH, MS, split_request
 from builders.stitched import stitched
 from handrail.conventions import METRIC_CLOCK_BOUND
-from handrail_cli.render.handoff import handoff_lines
+from handrail_cli.render.kv_fetches import handoff_lines
 from handrail_collector.metrics.request_metrics import CLOCK_PAIRS, clock_bounds
 from handrail_collector.stitch.clocks import HostClocks
 

@@ -15,7 +15,9 @@ from rich.console import Console, RenderableType
 
 from builders.request_rows import JOINS, KV_AND_QUEUE, MS, ROWS, SPANS, phase, request_row, spread
 from handrail.phases import Phase
-from handrail_cli.render.waterfall import in_path_order, main_id, percent, render_waterfall
+from handrail_cli.render.phases import in_path_order, main_id, percent
+from handrail_cli.render.waterfall import render_waterfall
+from handrail_collector.api.schema import RequestAnswer
 from handrail_collector.rows import PhaseRow, RequestRow
 
 Golden = Callable[[str, str], None]
@@ -28,7 +30,7 @@ def plain_text(renderable: RenderableType, width: int, **options: Any) -> str:
 
 
 def drawn(row: RequestRow, width: int = 100, spans: Sequence[Any] = ()) -> str:
-    return plain_text(render_waterfall(row, spans, width, zone=timezone.utc), width)
+    return plain_text(render_waterfall(RequestAnswer(row=row, spans=spans), width, zone=timezone.utc), width)
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])

@@ -41,6 +41,7 @@ from rich.text import Text
 from handrail_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, CliError
 from handrail_cli.formatting import counted
 from handrail_cli.subprocesses import HOST, Child, ChildError, Children, free_ports
+from handrail_collector.api.schema import RequestAnswer
 from handrail_collector.rows import RequestRow
 from handrail_sim.demo import faults as demo_faults
 from handrail_sim.demo import scenario
@@ -431,13 +432,14 @@ class _Demo:
                 fields |= {"load_after_s": self._load_after_ns / 1e9, "faults": [demo_faults.plain(one) for one in struck]}
             print(json.dumps(fields), flush=True)
             return
-        from handrail_cli.render.waterfall import main_id, render_waterfall
+        from handrail_cli.render.phases import main_id
+        from handrail_cli.render.waterfall import render_waterfall
 
         console = Console()
         slowest = slowest_row(rows)
         if slowest is not None:
             console.print(f"[bold]The slowest of {counted(result.requests, 'request')}[/bold]\n", highlight=False)
-            console.print(render_waterfall(slowest, self._spans(slowest), console.width))
+            console.print(render_waterfall(self._with_spans(slowest), console.width))
         console.print()
         console.print(_summary(result))
         for one in struck:
@@ -462,10 +464,11 @@ class _Demo:
         truths = demo_faults.read_truths(self._children.folder, self._loads[0].log, self._began_unix_ns)
         return [demo_faults.struck(text, fault, truths, rows) for text, fault in self._faults]
 
-    def _spans(self, row: RequestRow) -> Sequence[Any]:
+    def _with_spans(self, row: RequestRow) -> RequestAnswer:
         from handrail_cli.client import HttpBackend
 
-        return HttpBackend(self._api).find(row.request_id).spans
+        found = HttpBackend(self._api).find(row.request_id).found
+        return RequestAnswer(row=row, spans=found.spans if found is not None else ())
 
     def _complain(self, result: DemoSummary, sent: Sequence[ClientRequest]) -> None:
         failed = [each for each in sent if each.error is not None]

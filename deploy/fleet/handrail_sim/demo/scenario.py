@@ -25,7 +25,7 @@ from handrail.durations import TIME_RULE, TimeError, format_duration, format_tim
 from handrail.runtime.process import freeze_gc
 from handrail_cli.errors import EXIT_OK, EXIT_USAGE, CliError
 from handrail_cli.formatting import counted
-from handrail_cli.render.waterfall import main_id
+from handrail_cli.render.phases import main_id
 from handrail_collector.batch import STORE, publish, publish_samples, rows_of
 from handrail_collector.rows import ClockPairRow, FetchRow, RequestRow, StallRow
 from handrail_collector.store.manifest import StoreDamagedError
