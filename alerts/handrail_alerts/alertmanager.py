@@ -12,7 +12,7 @@ from handrail_alerts.render import to_yaml
 
 _HEAD = (
     "# Made by 'handrail alerts alertmanager'. Set the receivers' addresses; the inhibitions belong to the rules.\n"
-    "# A silenced alert still holds others back: silence with as many labels as you know (instance, reason).\n"
+    "# A silenced alert still inhibits others: silence with as many labels as you know (instance, reason).\n"
 )
 
 

@@ -201,7 +201,7 @@ def _alert(context: Context, objective: ServiceObjective, burn: Burn) -> Alert:
         summary=f"{{{{ $value | humanizePercentage }}}} of {words.unit} {broken}, {where(objective)} ({long})",
         description=(
             f"{{{{ $value | humanizePercentage }}}} of {words.unit} in the last {long} {broken}; objective {objective.name} "
-            f"allows {budget * 100:.4g}%. That is {faster}, and the last {short} are no better: at this rate "
+            f"allows {budget * 100:.4g}%. That is {faster}, and the last {short} are no better. At this rate "
             f"the budget of {prometheus(file.window)} is gone within {gone}."
         ),
         command=words.command,

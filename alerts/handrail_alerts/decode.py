@@ -40,7 +40,7 @@ def _imbalance(context: Context) -> Alert:
         wait=minutes(10),
         summary="Too few {{ $labels.role }} engines for this traffic{{ with $labels.cluster }} in {{ . }}{{ end }}",
         description=(
-            '{{ $value | printf "%.1f" }} requests wait at each {{ $labels.role }} engine on average, and hardly any at '
+            '{{ $value | printf "%.1f" }} requests wait at each {{ $labels.role }} engine on average, and almost none at '
             "the other pool, for 10 minutes or longer. At decode a request also waits there while its KV is on its way."
         ),
         command="handrail explain --since -30m",
@@ -62,8 +62,8 @@ def _stalling(context: Context) -> Alert:
         wait=minutes(5),
         summary="Streams of {{ $labels.model_name }} stall: {{ $labels.cause }}{{ with $labels.cluster }} in {{ . }}{{ end }}",
         description=(
-            'There were {{ $value | printf "%.2f" }} stalls a request by {{ $labels.cause }} in the last 15 minutes: gaps far '
-            "above those around them in the same stream."
+            'There were {{ $value | printf "%.2f" }} stalls a request by {{ $labels.cause }} in the last 15 minutes: gaps '
+            "much longer than those around them in the same stream."
         ),
         command="handrail explain --since -30m",
     )

@@ -54,8 +54,8 @@ def _down(context: Context) -> Alert:
         wait=minutes(1),
         summary=f"The engine watched {_AT} does not answer",
         description=(
-            f"The engine that the sidecar {_AT} watches has not answered for a minute or longer, and did within the last hour: "
-            "its metrics page, or the plugin where no page is read. What was open there is lost; peers fail to fetch from it."
+            f"The engine that the sidecar {_AT} watches answered within the last hour, but not for a minute or longer (its "
+            "metrics page, or its plugin if no page is read). Its open requests are lost, and peers fail to fetch KV from it."
         ),
         command="handrail events --since -1h",
     )
@@ -68,8 +68,8 @@ def _hung(context: Context) -> Alert:
         severity=Severity.PAGE,
         summary=f"The engine watched {_AT} hangs while its endpoint answers",
         description=(
-            f"The engine that the sidecar {_AT} watches makes no step, token or finished request while work waits "
-            "(metrics.hung_after, 30s by default), though /health says 200: a load balancer goes on sending to it."
+            f"The engine that the sidecar {_AT} watches completes no step, token or request while requests wait "
+            "(metrics.hung_after, 30s by default). /health still returns 200, so a load balancer keeps sending requests to it."
         ),
         command="handrail events --since -1h",
     )
@@ -83,7 +83,7 @@ def _restarted(context: Context) -> Alert:
         summary=f"The engine watched {_AT} restarted",
         description=(
             f"Restarts of the engine that the sidecar {_AT} watches, in the last 10 minutes: "
-            '{{ $value | printf "%.0f" }}. Its KV is gone, and its peers make contact anew.'
+            '{{ $value | printf "%.0f" }}. Its KV is lost, and its peers must repeat the handshake.'
         ),
         command="handrail events --since -1h",
     )
@@ -98,8 +98,8 @@ def _metrics_changed(context: Context) -> Alert:
         wait=minutes(15),
         summary=f"The engine watched {_AT} has metrics under new names",
         description=(
-            "{{ $value }} families of the engine's metrics page look like ones that are known under other names, for 15 minutes "
-            "or longer: an engine newer than this Handrail. What they counted is not seen now."
+            "For 15 minutes or longer, {{ $value }} metric families of the engine look like known ones with new names: the "
+            "engine is newer than this Handrail, which does not read them."
         ),
         command="handrail metrics http://ENGINE:8000/metrics --role decode",
     )
@@ -113,7 +113,7 @@ def _gpu_lost(context: Context) -> Alert:
         summary=f"{{{{ with $labels.gpu }}}}GPU {{{{ . }}}} does{{{{ else }}}}The GPUs do{{{{ end }}}} not answer {_AT}",
         description=(
             f"{{{{ with $labels.gpu }}}}GPU {{{{ . }}}}{{{{ else }}}}NVML as a whole{{{{ end }}}} {_AT} answered before and does "
-            "not now. An engine on it hangs or dies."
+            "not answer now. An engine on it hangs or dies."
         ),
         command="handrail gpus",
     )
@@ -131,10 +131,10 @@ def _gpu_throttled(context: Context) -> Alert:
         ),
         severity=Severity.TICKET,
         wait=minutes(2),
-        summary=f"GPU {{{{ $labels.gpu }}}} {_AT} is held down: {{{{ $labels.reason }}}}",
+        summary=f"GPU {{{{ $labels.gpu }}}} {_AT} is throttled: {{{{ $labels.reason }}}}",
         description=(
-            f"The clock of GPU {{{{ $labels.gpu }}}} {_AT} was held down for {{{{ $value | humanizePercentage }}}} of the last 5 "
-            "minutes ({{ $labels.reason }}). Every step on it takes longer meanwhile."
+            f"The clock of GPU {{{{ $labels.gpu }}}} {_AT} was throttled for {{{{ $value | humanizePercentage }}}} of the last 5 "
+            "minutes ({{ $labels.reason }}). Every step on this GPU takes longer meanwhile."
         ),
         command="handrail gpus --for 10s",
     )
@@ -147,7 +147,7 @@ def _gpu_errors(context: Context) -> Alert:
         severity=Severity.TICKET,
         summary=f"GPU {{{{ $labels.gpu }}}} {_AT} reported Xid {{{{ $labels.xid }}}}",
         description=(
-            f"Errors (Xid {{{{ $labels.xid }}}}) that the driver reported of GPU {{{{ $labels.gpu }}}} {_AT} in the last 10 "
+            f"Errors (Xid {{{{ $labels.xid }}}}) that the driver reported for GPU {{{{ $labels.gpu }}}} {_AT} in the last 10 "
             'minutes: {{ $value | printf "%.0f" }}. '
             "NVIDIA's list of Xid errors says which are the application's and which the hardware's."
         ),

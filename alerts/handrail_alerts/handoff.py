@@ -59,8 +59,8 @@ def _fetch_failed(context: Context) -> Alert:
         severity=Severity.PAGE,
         summary=f"KV fetch failed {_AT}{{{{ with $labels.reason }}}}: {{{{ . }}}}{{{{ end }}}}",
         description=(
-            f"KV fetches {_AT} that {{{{ with $labels.outcome }}}}ended as {{{{ . }}}}{{{{ else }}}}failed by the log"
-            '{{ end }} in the last 10 minutes: {{ $value | printf "%.0f" }}. The clients may have got HTTP 200 all the same.'
+            f"KV fetches {_AT} that {{{{ with $labels.outcome }}}}ended as {{{{ . }}}}{{{{ else }}}}failed according to the log"
+            '{{ end }} in the last 10 minutes: {{ $value | printf "%.0f" }}. The clients may still have received HTTP 200.'
         ),
         command="handrail fetches --failed --since -15m",
     )
@@ -82,8 +82,9 @@ def _failures_counted(context: Context) -> Alert:
         summary=f"The engine {_AT} counted KV {{{{ $labels.failure }}}} failures",
         description=(
             f"KV {{{{ $labels.failure }}}} failures that the engine {_AT} counted in the last 10 minutes: "
-            '{{ $value | printf "%.0f" }}. It does not say of which requests, and each worker may '
-            "count; vLLM before 0.33 counts expired leases among them, so it need not be the network. The plugin would say which."
+            '{{ $value | printf "%.0f" }}. The engine does not name the requests, and each worker '
+            "may count a failure. vLLM before 0.33 also counts expired leases, so the network may be healthy. The plugin names "
+            "each failed fetch."
         ),
         command="handrail fetches --failed --since -15m",
     )
@@ -102,7 +103,7 @@ def _failure_spike(context: Context) -> Alert:
         summary="KV fetches fail more than three times as often as before{{ with $labels.cluster }} in {{ . }}{{ end }}",
         description=(
             '{{ $value | printf "%.1f" }} KV fetches a second failed in the last 5 minutes: more than three times the rate of '
-            "the hour before. For fleets where some always fail and KvFetchFailed is silenced."
+            "the hour before. This alert is for fleets in which some fetches always fail and KvFetchFailed is silenced."
         ),
         command="handrail fetches --failed --since -2h",
     )
@@ -117,7 +118,7 @@ def _fetch_hung(context: Context) -> Alert:
         summary=f"A KV fetch hangs {_AT} for {{{{ $value | humanizeDuration }}}}",
         description=(
             f"The oldest open KV fetch {_AT} has neither ended nor failed for {{{{ $value | humanizeDuration }}}}. No counter of "
-            "the engine shows that, and its request shows nothing to its client."
+            "the engine shows this, and the client only sees no further token."
         ),
         command="handrail fetches --open --sort duration",
     )
@@ -128,10 +129,10 @@ def _transfers_stuck(context: Context) -> Alert:
         name="KvTransfersStuck",
         expr=context.grew("handrail_engine_process_events_total", 'kind="transfers_stuck"'),
         severity=Severity.PAGE,
-        summary=f"KV transfers stand still {_AT}",
+        summary=f"KV transfers make no progress {_AT}",
         description=(
-            f"The engine {_AT} has open KV transfers, and neither their number nor what was transferred changed while requests "
-            "waited; it began within the last 10 minutes. Low throughput here is no low load."
+            f"The engine {_AT} has open KV transfers. Neither their number nor the bytes transferred changed while requests "
+            "waited; this began within the last 10 minutes. Low throughput here does not mean low load."
         ),
         command="handrail events --since -30m",
     )
@@ -142,10 +143,10 @@ def _stale_read(context: Context) -> Alert:
         name="KvStaleRead",
         expr=any_of(context.grew(_PUBLISHES, 'end="stale_read"'), context.rose(_FINDINGS, 'kind="stale_read"')),
         severity=Severity.PAGE,
-        summary=f"KV was read after it had been freed, told {_AT}",
+        summary=f"KV was read after it had been freed, reported {_AT}",
         description=(
-            'Hand-offs that read KV blocks after their lease in the last 10 minutes: {{ $value | printf "%.0f" }}. The blocks '
-            "may have held another request's KV. The clients got HTTP 200, and their answers cannot be trusted."
+            'KV fetches that read blocks after their lease ended, in the last 10 minutes: {{ $value | printf "%.0f" }}. The '
+            "blocks may have held another request's KV. The clients received HTTP 200, but their answers cannot be trusted."
         ),
         command="handrail fetches --outcome stale_read --since -1h",
     )
@@ -172,8 +173,8 @@ def _unexplained(context: Context) -> Alert:
         severity=Severity.TICKET,
         summary="An engine counted KV failures that no request explains{{ with $labels.cluster }} in {{ . }}{{ end }}",
         description=(
-            'Such findings in the last 10 minutes: {{ $value | printf "%.0f" }} (one an engine and hour). Its counters rose, and '
-            "neither plugin, log nor proxy told of a request that failed then: what failed is not known."
+            'Such findings in the last 10 minutes: {{ $value | printf "%.0f" }} (one per engine and hour). Its counters rose, '
+            "but no plugin, log or proxy reported a failed request at that time. What failed is unknown."
         ),
         command="handrail events --since -2h",
     )
@@ -187,7 +188,7 @@ def _mismatch(context: Context) -> Alert:
         summary="Prefill and decode do not fit together: {{ $labels.kind }}{{ with $labels.cluster }} in {{ . }}{{ end }}",
         description=(
             "Requests of the last 10 minutes whose processes name different models, or whose KV layouts differ: "
-            '{{ $value | printf "%.0f" }}. What one wrote means something else to the other.'
+            '{{ $value | printf "%.0f" }}. Decode may misread the KV that prefill wrote.'
         ),
         command="handrail requests --finding kv_mismatch --since -1h",
     )
@@ -211,8 +212,8 @@ def _expiring(context: Context) -> Alert:
         wait=minutes(2),
         summary=f"KV expires unread {_AT}",
         description=(
-            f'The KV of {{{{ $value | printf "%.0f" }}}} prompts computed {_AT} was freed in the last 15 minutes before anybody '
-            "had read it: work for nothing, and reads that come later fail or read what lies there by then."
+            f'The KV of {{{{ $value | printf "%.0f" }}}} prompts computed {_AT} was freed unread in the last 15 minutes. '
+            "That work is wasted, and a later read fails or reads other data."
         ),
         command="handrail fetches --outcome expired --since -1h",
     )
@@ -225,10 +226,10 @@ def _near_lease(context: Context) -> Alert:
         name="KvNearLease",
         expr=f"sum by {context.fleet()} (increase({near}[{window}])) >= 3",
         severity=Severity.TICKET,
-        summary="Hand-offs wait almost as long as KV is kept{{ with $labels.cluster }} in {{ . }}{{ end }}",
+        summary="KV fetches begin near the end of the lease{{ with $labels.cluster }} in {{ . }}{{ end }}",
         description=(
-            '{{ $value | printf "%.0f" }} hand-offs in the last 15 minutes began when most of their lease, or all of it, was '
-            "over. A little longer, and prefill frees the blocks before decode reads them."
+            '{{ $value | printf "%.0f" }} KV fetches in the last 15 minutes began when most or all of their lease was over. '
+            "With a little more delay, prefill frees the blocks before decode reads them."
         ),
         command="handrail requests --finding handoff_near_lease --since -1h",
     )
@@ -243,7 +244,7 @@ def _link_slow(context: Context) -> Alert:
         summary="KV moves slowly from {{ $labels.source }} to {{ $labels.target }}: {{ $labels.finding }}",
         description=(
             "The link from {{ $labels.source }} to {{ $labels.target }} has been slower than its kind should be for 5 minutes or "
-            "longer ({{ $labels.finding }}). Every request whose KV goes over it waits for it."
+            "longer ({{ $labels.finding }}). Every request whose KV uses this link waits longer."
         ),
         command="handrail links --since -1h",
     )

@@ -43,7 +43,7 @@ def _alert(context: Context, objective: ServiceObjective) -> Alert:
         summary=f"p99 of the {words.title} is over {bound.text}, {where(objective)}",
         description=(
             f"{{{{ $value | humanizePercentage }}}} of {words.unit} in the last {window} "
-            f"{words.broken.format(over=bound.describe)}; with the 99th percentile under it, at most 1% would."
+            f"{words.broken.format(over=bound.describe)}. A 99th percentile below this limit allows at most 1%."
         ),
         command="handrail explain --since -30m",
     )

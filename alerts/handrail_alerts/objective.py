@@ -42,15 +42,15 @@ class ServiceObjective:
     ``models`` empty: every model that no other objective of this signal and role names.
     """
 
-    signal: ObjectiveSignal = setting(help="what is promised", example="ttft")
+    signal: ObjectiveSignal = setting(help="figure that is promised", example="ttft")
     target_percent: float = setting(
-        help="of all requests (gaps, fetches), so many are to keep it", example="99.5", at_least=50.0, at_most=99.999
+        help="share of requests (gaps, fetches) that must keep it", example="99.5", at_least=50.0, at_most=99.999
     )
     role: Role | None = setting(
-        None, help="pool: which sidecars' figures count", example="edge", choices=tuple(role.value for role in POOLS)
+        None, help="pool whose sidecars count", example="edge", choices=tuple(role.value for role in POOLS)
     )
-    models: tuple[str, ...] = setting((), help="model_name of each, exactly", example="[llama-70b]")
-    threshold: Duration | None = setting(None, help="how long it may take", example="2s", at_least=_LEAST, at_most=_MOST)
+    models: tuple[str, ...] = setting((), help="exact model_name of each", example="[llama-70b]")
+    threshold: Duration | None = setting(None, help="longest time", example="2s", at_least=_LEAST, at_most=_MOST)
     p99: Duration | None = setting(
         None, help="a limit for the 99th percentile of five minutes", example="5s", at_least=_LEAST, at_most=_MOST
     )
@@ -66,12 +66,12 @@ class ServiceObjective:
             yield Problem(path="threshold", rule=f"must be given for {self.signal.value}", example="threshold: 2s")
         for key in ("threshold", "p99"):
             if not self.signal.timed and getattr(self, key) is not None:
-                yield Problem(path=key, rule=f"means nothing for {self.signal.value}, which has no time", example=f"no {key}")
+                yield Problem(path=key, rule=f"has no meaning for {self.signal.value}, which is not timed", example=f"no {key}")
         if self.signal is ObjectiveSignal.KV_FETCH:
             for key in ("role", "models"):
                 if getattr(self, key):
                     yield Problem(
-                        path=key, rule="KV fetches are counted by the receiving engine, without it", example=f"no {key}"
+                        path=key, rule="must be left out: the consumer counts KV fetches without it", example=f"no {key}"
                     )
         elif self.role is None:
             yield Problem(path="role", rule="must be given", example="role: edge")

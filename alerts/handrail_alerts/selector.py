@@ -36,7 +36,7 @@ def refused(selector: str) -> str:
         except ValueError as error:
             return f"the value of {label} {error}"
         if operator.endswith("~") and (reason := refusal(value)):
-            return f"the value of {label} is no regular expression of Prometheus' (RE2): {reason}"
+            return f"the value of {label} is no valid regular expression (RE2): {reason}"
     return ""
 
 

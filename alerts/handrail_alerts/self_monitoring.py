@@ -99,8 +99,8 @@ def _edge_down(context: Context) -> Alert:
         wait=minutes(1),
         summary=f"The sidecar in front of the {{{{ $labels.role }}}} {_AT} is down",
         description=(
-            f"The sidecar {_AT} (role {{{{ $labels.role }}}}) has not answered Prometheus for a minute or longer. Where clients "
-            "go through its proxy they reach nothing."
+            f"The sidecar {_AT} (role {{{{ $labels.role }}}}) has not answered Prometheus for a minute or longer. Clients "
+            "that use its proxy reach nothing."
         ),
         command="handrail requests --scope edge --since -15m",
     )
@@ -116,8 +116,8 @@ def _sidecar_down(context: Context) -> Alert:
         summary=f"The sidecar{{{{ with $labels.role }}}} beside the {{{{ . }}}} engine{{{{ end }}}} {_AT} is down",
         description=(
             f"The sidecar {_AT} {{{{ with $labels.role }}}}(role {{{{ . }}}}) has not answered Prometheus for 5 minutes or "
-            "longer{{ else }}has not answered Prometheus for an hour, or never has{{ end }}. It is off the "
-            "requests' path unless it is their proxy: requests go on, and what happens to them there is not seen."
+            "longer{{ else }}has not answered Prometheus for an hour, or never has{{ end }}. Requests go "
+            "on unless it is their proxy, but Handrail does not observe them there."
         ),
         command="handrail events --since -1h",
     )
@@ -136,8 +136,8 @@ def _collector_down(context: Context) -> Alert:
         summary="{{ with $labels.instance }}The collector at {{ . }} is down{{ else }}Sidecars have no collector{{ end }}",
         description=(
             "{{ with $labels.instance }}The collector at {{ . }} has not answered Prometheus{{ else }}No collector has been "
-            "scraped, though sidecars are,{{ end }} for 5 minutes or longer. Sidecars keep what they see in bounded spools; "
-            "findings that need the joined request (wrong_request, coverage, stalls) are not told meanwhile."
+            "scraped, though sidecars are,{{ end }} for 5 minutes or longer. Sidecars keep their evidence in bounded spools; "
+            "meanwhile there are no findings that need joined requests (wrong_request, coverage, stalls)."
         ),
         command="handrail requests --data /var/lib/handrail --since -15m",
     )
@@ -157,7 +157,7 @@ def _dropping(context: Context) -> Alert:
         summary=f"Handrail loses evidence {_AT}",
         description=(
             f'{{{{ $labels.lost }}}} rose by {{{{ $value | printf "%.0f" }}}} {_AT} in the last 10 minutes: requests and '
-            "hand-offs of that time are told in less detail, or not at all."
+            "hand-offs of that time are reported with less detail, or not at all."
         ),
         command="handrail events --since -1h",
     )
@@ -172,8 +172,8 @@ def _not_delivering(context: Context) -> Alert:
         wait=minutes(5),
         summary=f"The sidecar {_AT} cannot reach its collector",
         description=(
-            f"The sidecar {_AT} has had no export acknowledged for 5 minutes or longer; {{{{ $value | humanize1024 }}}}B wait in "
-            "its spool. When that is full, what comes next is dropped."
+            f"The collector has acknowledged no export of the sidecar {_AT} for 5 minutes or longer; "
+            "{{ $value | humanize1024 }}B wait in its spool. When the spool is full, the sidecar drops evidence."
         ),
         command="handrail config check sidecar.yaml",
     )
@@ -187,8 +187,8 @@ def _spool_failing(context: Context) -> Alert:
         wait=minutes(5),
         summary=f"The disk under the spool of the sidecar {_AT} fails",
         description=(
-            f"The sidecar {_AT} could not use its spool.dir for 5 minutes or longer. Evidence goes on to the collector from "
-            "memory. What the collector has not acknowledged is lost if the sidecar restarts, and above a bound it is dropped."
+            f"The sidecar {_AT} could not use its spool.dir for 5 minutes or longer. Evidence still reaches the collector from "
+            "memory. Evidence that is not acknowledged is lost if the sidecar restarts, and dropped above a bound."
         ),
         command="handrail config check sidecar.yaml",
     )
@@ -202,9 +202,9 @@ def _lagging(context: Context) -> Alert:
         wait=minutes(5),
         summary=f"The collector {_AT} is {{{{ $value | humanizeDuration }}}} behind",
         description=(
-            f"The oldest entry in the journal of the collector {_AT} that it has not looked at yet is "
-            "{{ $value | humanizeDuration }} old, and it was so far behind for 5 minutes or longer. What it says is of that "
-            "time; when its journal is full it tells senders to come later."
+            f"The oldest unprocessed journal entry of the collector {_AT} is {{{{ $value | humanizeDuration }}}} old; the "
+            "collector has been late for 5 minutes or longer. Its answers are that old. When its journal is full, it tells "
+            "senders to retry later."
         ),
         command="handrail requests --since -15m",
     )
@@ -220,7 +220,7 @@ def _coverage(context: Context) -> Alert:
         summary="Only {{ $value | humanizePercentage }} of requests are seen whole{{ with $labels.cluster }} in {{ . }}{{ end }}",
         description=(
             "{{ $value | humanizePercentage }} of the requests that edges or engines counted were joined with evidence from "
-            f"every process on their path, for 15 minutes or longer; {least:.0%} are expected. Of the others less is known."
+            f"every process on their path, for 15 minutes or longer; {least:.0%} are expected. Less is known about the others."
         ),
         command="handrail requests --since -15m --finding context_lost",
     )
@@ -240,10 +240,10 @@ def _unwatched(context: Context) -> Alert:
         expr=any_of(f"({info}{fetches})", f"({keeper}{publishes})"),
         severity=Severity.TICKET,
         wait=minutes(15),
-        summary=f"Nothing tells of hand-offs at the {{{{ $labels.role }}}} engine {_AT}",
+        summary=f"Nothing reports KV hand-offs at the {{{{ $labels.role }}}} engine {_AT}",
         description=(
-            f"The sidecar {_AT} has been there for 15 minutes or longer, and neither the plugin, nor a log, nor the engine's own "
-            "counters tell of KV hand-offs: a failed one would not be seen there. Not 0: not known."
+            f"The sidecar {_AT} has run for 15 minutes or longer, but neither the plugin, nor a log, nor the engine's "
+            "counters report KV hand-offs. A failed hand-off would go unnoticed there: their number is unknown, not 0."
         ),
         command="handrail metrics http://ENGINE:8000/metrics --role decode",
     )
@@ -257,8 +257,8 @@ def _silent_engine(context: Context) -> Alert:
         wait=minutes(5),
         summary=f"The engine {_AT} sends no spans",
         description=(
-            f"Requests pass the sidecar {_AT} and its tap has got no span from the engine for 5 minutes or longer. Requests are "
-            "still told by what the proxy saw, the engine's part as missing."
+            f"Requests pass the sidecar {_AT}, but its tap has received no span from the engine for 5 minutes or longer. "
+            "Handrail still reports the requests from what the proxy measured; the engine's part is missing."
         ),
         command="handrail requests --since -15m",
     )
@@ -272,10 +272,10 @@ def _clocks(context: Context) -> Alert:
         expr=f"{widest} > {limit.seconds:g}",
         severity=Severity.TICKET,
         wait=minutes(15),
-        summary="Clocks of {{ $labels.host }} and {{ $labels.peer_host }} are known only within {{ $value | humanizeDuration }}",
+        summary="The clock bound of {{ $labels.host }} and {{ $labels.peer_host }} is {{ $value | humanizeDuration }} wide",
         description=(
-            f"What is known of the offset of these two hosts' clocks leaves {{{{ $value | humanizeDuration }}}} open (limit "
-            f"{limit}), for 15 minutes or longer. Durations inside one process stay exact; what lies between them is coarser."
+            f"The bound of these two hosts' clock offset has been {{{{ $value | humanizeDuration }}}} wide (limit {limit}) "
+            "for 15 minutes or longer. Durations inside one process stay exact; times between the two hosts are less exact."
         ),
         command="handrail explain --since -1h",
     )
@@ -290,8 +290,8 @@ def _certificate(context: Context) -> Alert:
         wait=minutes(15),
         summary=f"A certificate ({{{{ $labels.use }}}}) {_AT} expires in {{{{ $value | humanizeDuration }}}}",
         description=(
-            f"The certificate for {{{{ $labels.use }}}} {_AT} is valid for {{{{ $value | humanizeDuration }}}} more (limit "
-            f"{prometheus(left)}). After that the connections that need it fail."
+            f"The certificate for {{{{ $labels.use }}}} {_AT} expires in {{{{ $value | humanizeDuration }}}} (limit "
+            f"{prometheus(left)}). Then the connections that need it fail."
         ),
         command="handrail config check sidecar.yaml",
     )
@@ -305,8 +305,8 @@ def _secret(context: Context) -> Alert:
         wait=minutes(5),
         summary=f"A changed secret ({{{{ $labels.use }}}}) {_AT} cannot be used",
         description=(
-            f"The file of {{{{ $labels.use }}}} {_AT} changed and cannot be used, for 5 minutes or longer; the former stays in "
-            "force. A restart of the process would fail."
+            f"The file of {{{{ $labels.use }}}} {_AT} changed 5 minutes ago or earlier and cannot be used. The previous one "
+            "stays in force; a restart of the process would fail."
         ),
         command="handrail config check sidecar.yaml",
     )

@@ -45,12 +45,12 @@ class Prometheus:
 
     selector: str = setting(
         "",
-        help="matchers that every series of Handrail's has, as PromQL writes them",
+        help="matchers that every series of Handrail has, in PromQL",
         example="""'job="handrail"'""",
         unset="none",
     )
     group_by: tuple[str, ...] = setting(
-        ("cluster",), help="labels of a target that tell one fleet from another", example="[cluster, namespace]"
+        ("cluster",), help="labels of targets that separate one fleet from another", example="[cluster, namespace]"
     )
     scrape_interval: Duration = setting(
         Duration(15 * 10**9),
@@ -83,21 +83,21 @@ class SloFile:
     """The content of a valid file."""
 
     objectives: tuple[ServiceObjective, ...] = setting(
-        help="what is promised",
+        help="objectives of models and pools",
         example="[{signal: ttft, role: edge, threshold: 2s, target_percent: 99}]",
         at_least=1,
     )
     window: Duration = setting(
         Duration(30 * 86400 * 10**9),
-        help="of the error budgets",
+        help="window of the error budgets",
         example="28d",
         at_least=7 * 86400 * 10**9,
         at_most=366 * 86400 * 10**9,
     )
     min_requests: int = setting(
-        30, help="a burn rate over fewer requests (gaps, fetches) in its long window says nothing", example="100", at_least=1
+        30, help="fewest requests (gaps, fetches) in a long window for a burn-rate alert", example="100", at_least=1
     )
-    min_failures: int = setting(3, help="nor does one over fewer failures", example="5", at_least=1)
+    min_failures: int = setting(3, help="fewest failures in a long window for a burn-rate alert", example="5", at_least=1)
     limits: AlertLimits = section(AlertLimits)
     prometheus: Prometheus = section(Prometheus)
 

@@ -43,13 +43,13 @@ class QueriedServer:
     def no_tls(self, url: str, reason: ssl.SSLError) -> CliError:
         """Return the error for TLS that failed with this server, with the reason."""
         if isinstance(reason, ssl.SSLCertVerificationError):
-            what = f"{self.name}'s certificate is not accepted: {reason.verify_message}"
+            what = f"the certificate of {self.name} is not trusted: {reason.verify_message}"
             valid = f"--ca-file FILE (or {self.variable}_CA_FILE) with its authority, and an address that the certificate names"
         elif "ALERT" in str(reason.reason):
-            what, valid = f"{self.name} does not accept our certificate: {reason.reason}", self.let_in(403)
+            what, valid = f"{self.name} does not accept the client certificate: {reason.reason}", self.let_in(403)
         else:
-            what = f"no TLS there: {reason.reason or reason}"
-            valid = f"http://{url.partition('://')[2]} where it speaks plaintext"
+            what = f"the TLS handshake failed: {reason.reason or reason}"
+            valid = f"http://{url.partition('://')[2]} if the server uses plain HTTP"
         return CliError(what=what, where=url, valid=valid)
 
 
@@ -58,18 +58,18 @@ PROMETHEUS: Final = QueriedServer("Prometheus", "HANDRAIL_PROMETHEUS")
 
 # flag's destination: its meaning
 _FILES: Final = {
-    "ca_file": "authorities that {name}'s certificate is checked by, with https:// (default: the system's)",
-    "cert_file": "certificate to show to {name}",
-    "key_file": "its private key",
-    "token_file": "file with {name}'s bearer token",
+    "ca_file": "certificate authorities that sign {name}'s certificate (default: {variable}, else the system's)",
+    "cert_file": "client certificate for {name} (default: {variable})",
+    "key_file": "private key of --cert-file (default: {variable})",
+    "token_file": "file with {name}'s bearer token (default: {variable})",
 }
 
 
 def add_access_flags(parser: argparse.ArgumentParser, peer: QueriedServer = COLLECTOR) -> None:
     """Add ``--ca-file``, ``--cert-file``, ``--key-file`` and ``--token-file``."""
-    group = parser.add_argument_group(f"being let in by {peer.name} (docs/security.md)")
+    group = parser.add_argument_group(f"access to {peer.name} (docs/security.md)")
     for name, text in _FILES.items():
-        help_text = f"{text.format(name=peer.name)}; or ${_variable(peer, name)}"
+        help_text = text.format(name=peer.name, variable=f"${_variable(peer, name)}")
         group.add_argument(_flag(name), metavar="FILE", type=Path, help=help_text)
 
 
@@ -81,7 +81,7 @@ def access(arguments: argparse.Namespace, url: str, peer: QueriedServer = COLLEC
     files = {name: _given(arguments, name, peer) for name in _FILES}
     ca, cert, key, token = files.values()
     if (cert is None) != (key is None):
-        raise CliError(what="--cert-file and --key-file belong together", valid="both, or neither", exit_code=EXIT_USAGE)
+        raise CliError(what="--cert-file and --key-file need each other", valid="both, or neither", exit_code=EXIT_USAGE)
     try:
         context = None
         if url.startswith("https://"):

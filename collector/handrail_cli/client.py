@@ -151,17 +151,17 @@ class HttpBackend:
             if isinstance(reason, ssl.SSLError):
                 raise COLLECTOR.no_tls(self._url, reason) from None
             if isinstance(reason, ConnectionResetError) and self._url.startswith("https://"):
-                what = f"it hangs up before it answers ({reason}), as a collector that does not accept our certificate does"
+                what = f"the collector closed the connection ({reason}); it may require a client certificate"
                 raise CliError(what=what, where=self._url, valid=COLLECTOR.let_in(403)) from None
             if isinstance(reason, ConnectionResetError):
-                what = f"it hangs up before it answers ({reason})"
-                raise CliError(what=what, where=self._url, valid="https:// where the collector speaks TLS") from None
+                what = f"the collector closed the connection ({reason})"
+                raise CliError(what=what, where=self._url, valid="https:// if the collector uses TLS") from None
             valid = f"the address that 'handrail collector' printed, by --api or {API_VARIABLE}; or --data DIR to read its folder"
             raise CliError(what=f"no collector answers: {reason}", where=self._url, valid=valid) from None
         try:
             answer = json.loads(body)
         except ValueError:
-            raise CliError(what=f"HTTP {status} without JSON: that is no Handrail collector", where=self._url) from None
+            raise CliError(what=f"HTTP {status} without JSON: this server is no Handrail collector", where=self._url) from None
         if status in wanted:
             return status, answer
         report = answer.get("error", {}) if isinstance(answer, dict) else {}
@@ -266,7 +266,7 @@ def store_root(folder: Path) -> Path:
             require_new(folder)
         except StoreDamagedError as error:
             raise CliError(what=str(error), where=str(folder)) from None
-        what = "no store here (yet)" if folder.is_dir() else "no such folder"
+        what = "this folder holds no store" if folder.is_dir() else "no such folder"
         raise CliError(what=what, where=str(folder), valid="the --data folder of 'handrail collector', or a copy of it")
     return inside[0]
 
@@ -274,7 +274,7 @@ def store_root(folder: Path) -> Path:
 def not_found(any_id: str, where: str, nearest: Sequence[str]) -> CliError:
     """Return the error for an id that no request has."""
     valid = "a client's X-Request-Id, a response id, an engine's or router's id, a trace id, or the first 6 characters of one"
-    return CliError(what=f"no request is known by {any_id!r}", where=where, valid=valid, nearest=tuple(nearest))
+    return CliError(what=f"no request has the id {any_id!r}", where=where, valid=valid, nearest=tuple(nearest))
 
 
 def query_parameters(query: ApiQuery) -> dict[str, str]:
@@ -294,8 +294,8 @@ def query_parameters(query: ApiQuery) -> dict[str, str]:
 def add_source_flags(parser: argparse.ArgumentParser) -> None:
     """Add ``--api``, ``--data`` and the access flags for a collector."""
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--api", metavar="URL", help=f"collector to ask (default: ${API_VARIABLE}, else {DEFAULT_API})")
-    source.add_argument("--data", metavar="DIR", type=Path, help="read a collector's data folder instead, or a copy of it")
+    source.add_argument("--api", metavar="URL", help=f"collector to query (default: ${API_VARIABLE}, else {DEFAULT_API})")
+    source.add_argument("--data", metavar="DIR", type=Path, help="read the data folder of a collector, or a copy of it, instead")
     add_access_flags(parser)
 
 

@@ -20,8 +20,8 @@ _Config = TypeVar("_Config")
 
 def add_config_flags(parser: argparse.ArgumentParser, cls: type) -> None:
     """Add ``--config``, ``--json`` and a flag for every key of ``cls``."""
-    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file; flags win over it (see docs/configuration.md)")
-    parser.add_argument("--json", action="store_true", help="log and report problems as one JSON object a line")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file (docs/configuration.md); a flag wins over it")
+    parser.add_argument("--json", action="store_true", help="write logs and problems as JSON, one object a line")
     add_flags(parser.add_argument_group("configuration"), cls)
 
 

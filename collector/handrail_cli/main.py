@@ -43,33 +43,29 @@ class Command:
 
 COMMANDS: Final = {
     "sidecar": Command("handrail_cli.commands.sidecar", "observe one router or engine process", "sidecar"),
-    "collector": Command("handrail_cli.commands.collector", "receive, join, explain and store", "collector"),
-    "demo": Command("handrail_sim.demo.command", "run a small fleet and show where its time to first token went", "collector"),
-    "requests": Command("handrail_cli.commands.requests", "list requests: slowest, failed, by phase", "sidecar"),
-    "trace": Command("handrail_cli.commands.trace", "show one request as a waterfall", "sidecar"),
-    "fetches": Command("handrail_cli.commands.fetches", "list KV hand-offs: failed, open, slowest, by peer", "sidecar"),
-    "events": Command(
-        "handrail_cli.commands.events", "list what happened to the engines: stopped, dead, hung, restarted", "sidecar"
+    "collector": Command(
+        "handrail_cli.commands.collector", "receive spans, join them into requests, explain and store them", "collector"
     ),
+    "demo": Command("handrail_sim.demo.command", "run a small fleet and show where its TTFT went", "collector"),
+    "requests": Command("handrail_cli.commands.requests", "list requests: the slowest, the failed, by phase", "sidecar"),
+    "trace": Command("handrail_cli.commands.trace", "show one request as a waterfall", "sidecar"),
+    "fetches": Command("handrail_cli.commands.fetches", "list KV fetches: failed, open, slowest, by peer", "sidecar"),
+    "events": Command("handrail_cli.commands.events", "list events of the engines: stopped, dead, hung, restarted", "sidecar"),
     "links": Command(
         "handrail_cli.commands.links",
-        "show how fast KV moves between engines, over which transport, and what slows it",
+        "show how fast KV moves between engines, and what slows it",
         "sidecar",
     ),
     "explain": Command("handrail_cli.commands.explain", "show why the slowest requests of a period are slow", "sidecar"),
     "compare": Command("handrail_cli.commands.compare", "compare two or three arms: does splitting pay?", "collector"),
     "metrics": Command(
-        "handrail_cli.commands.metrics", "read an engine's metrics page in one schema, with what it cannot show", "sidecar"
+        "handrail_cli.commands.metrics", "read an engine's metrics page in one schema, and name its gaps", "sidecar"
     ),
     "gpus": Command("handrail_cli.commands.gpus", "show the GPUs of this host, and the counters that they lack", "sidecar"),
-    "kv-size": Command(
-        "handrail_cli.commands.kv_size", "compute how large a model's KV is: a token, a prompt, on a link", "sidecar"
-    ),
-    "doctor": Command(
-        "handrail_cli.commands.doctor", "check a prefill/decode pair before traffic; predict its hand-off", "sidecar"
-    ),
+    "kv-size": Command("handrail_cli.commands.kv_size", "compute the size of a model's KV, and its time on a link", "sidecar"),
+    "doctor": Command("handrail_cli.commands.doctor", "check a prefill/decode pair before traffic", "sidecar"),
     "alerts": Command(
-        "handrail_cli.commands.alerts", "make Prometheus' alert rules from a file of objectives, and check it", "alerts"
+        "handrail_cli.commands.alerts", "check a file of objectives and make Prometheus alert rules from it", "alerts"
     ),
     "dashboards": Command("handrail_cli.commands.dashboards", "write the Grafana dashboards as files", "sidecar"),
     "config": Command("handrail_cli.commands.config", "check a configuration file", "sidecar"),
@@ -145,7 +141,10 @@ def _dispatch(arguments: list[str]) -> int:
 
         near = nearest(name, COMMANDS)
         hint = f"; did you mean {near}?" if near else ""
-        print(f"{PROGRAM}: no command {name!r}{hint}\nCommands: {', '.join(COMMANDS)}. Try '{PROGRAM} --help'.", file=sys.stderr)
+        print(
+            f"{PROGRAM}: unknown command {name!r}{hint}\nCommands: {', '.join(COMMANDS)}. Try '{PROGRAM} --help'.",
+            file=sys.stderr,
+        )
         return EXIT_USAGE
     try:
         module = importlib.import_module(command.module)
@@ -191,9 +190,9 @@ def _usage() -> str:
     listed = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items())
     return (
         f"usage: {PROGRAM} COMMAND [OPTIONS]\n\n"
-        "Where the time to first token went, for disaggregated prefill/decode LLM serving.\n\n"
+        "Show where the time to first token (TTFT) went in disaggregated LLM serving.\n\n"
         f"{listed}\n\n"
-        f"'{PROGRAM} COMMAND --help' shows the options of one command; '{PROGRAM} --version' the version."
+        f"'{PROGRAM} COMMAND --help' shows the options of a command.\n'{PROGRAM} --version' shows the version."
     )
 
 

@@ -52,9 +52,9 @@ def has_result(base: str, access: Access = OPEN) -> Callable[[str], bool]:
             reason = getattr(error, "reason", None) or error
             if isinstance(reason, ssl.SSLError):
                 raise PROMETHEUS.no_tls(base, reason) from None
-            raise CliError(what=f"Prometheus cannot be asked: {reason}", where=base, valid=_ADDRESS) from None
+            raise CliError(what=f"cannot query Prometheus: {reason}", where=base, valid=_ADDRESS) from None
         except (ValueError, KeyError, TypeError):
-            raise CliError(what="what answers is no Prometheus", where=base, valid=_ADDRESS) from None
+            raise CliError(what="the server at this address is not Prometheus", where=base, valid=_ADDRESS) from None
 
     return ask
 
@@ -76,15 +76,17 @@ def _refused(base: str, status: int, location: str | None, fields: Mapping[str, 
     if status in (400, 422) and text:  # the query cannot be parsed (400) or evaluated (422)
         return QueryRefusedError(text)
     if status == 401:
-        return CliError(what="it wants to know who asks (HTTP 401)", where=base, valid=PROMETHEUS.let_in(401))
+        return CliError(what="Prometheus requires credentials (HTTP 401)", where=base, valid=PROMETHEUS.let_in(401))
     if status == 403:
-        what = f"it does not let us in (HTTP 403{f': {text}' if text else ''})"
+        what = f"Prometheus denies access (HTTP 403{f': {text}' if text else ''})"
         return CliError(what=what, where=base, valid=f"{PROMETHEUS.let_in(403)}, or another token: --token-file FILE")
     if location:
-        return CliError(what=f"it sends us to {location} (HTTP {status})", where=base, valid=_ADDRESS)
+        return CliError(what=f"Prometheus redirects to {location} (HTTP {status})", where=base, valid=_ADDRESS)
     if status == 400 and base.startswith("http://"):  # Go's server answers so, in plain text
-        what = "it does not understand plain HTTP (HTTP 400)"
-        return CliError(what=what, where=base, valid=f"https://{base.partition('://')[2]} where it speaks TLS")
+        what = "the server does not accept plain HTTP (HTTP 400)"
+        return CliError(what=what, where=base, valid=f"https://{base.partition('://')[2]} if the server uses TLS")
     if status == 404:
-        return CliError(what="no Prometheus has its API there (HTTP 404)", where=base, valid=_ADDRESS)
-    return CliError(what=f"Prometheus cannot answer: {text or f'HTTP {status}'}", where=base, valid="ask again, or see its log")
+        return CliError(what="there is no Prometheus API at this address (HTTP 404)", where=base, valid=_ADDRESS)
+    return CliError(
+        what=f"Prometheus cannot answer: {text or f'HTTP {status}'}", where=base, valid="try again, or read the log of Prometheus"
+    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
-from handrail.durations import TIME_RULE, TimeError, parse_duration_ns, parse_time
+from handrail.durations import TimeError, parse_duration_ns, parse_time
 from handrail_cli.errors import EXIT_USAGE, CliError
 
 
@@ -16,12 +16,14 @@ class Query(Protocol):
     def validate(self) -> list[str]: ...
 
 
+_TIMES: Final = "such as -15m, 14:03 or 2026-11-29T14:03:07Z"
 QueryT = TypeVar("QueryT", bound=Query)
 
 
-def add_period_flags(parser: argparse.ArgumentParser, what: str) -> None:
+def add_period_flags(parser: argparse.ArgumentParser, what: str, default: str = "") -> None:
     """Add ``--since`` and ``--until``; ``what`` names what began or happened in the period."""
-    parser.add_argument("--since", metavar="TIME", help=f"{what} at or after TIME: {TIME_RULE}")
+    more = f" (default: {default})" if default else ""
+    parser.add_argument("--since", metavar="TIME", help=f"{what} at or after TIME, {_TIMES}{more}")
     parser.add_argument("--until", metavar="TIME", help=f"{what} before TIME")
 
 

@@ -184,7 +184,7 @@ async def test_a_refused_query_is_reported_with_its_rules_and_prometheus_error(
     reason = 'invalid parameter "query": 1:9: parse error: unexpected <op:/>'
     assert await check(failure(status, reason)) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == f"handrail alerts: Prometheus refuses a query that rules make: {reason}"
+    assert lines[0] == f"handrail alerts: Prometheus refuses a query of the rules: {reason}"
     assert lines[1].startswith("  query:   count(last_over_time(handrail_")
     assert lines[2].startswith("  rules:   ")
     assert "slo.yaml gives prometheus.selector" in lines[-1]
@@ -200,8 +200,8 @@ async def test_a_refused_query_is_reported_with_its_rules_and_prometheus_error(
         (failure(302, headers={"Location": "https://login.example.org/"}), "sends us to https://login.example.org/"),
         (failure(503, "the query timed out"), "Prometheus cannot answer: the query timed out"),
         (failure(503), "Prometheus cannot answer: HTTP 503"),
-        (lambda _: web.Response(text="hello"), "what answers is no Prometheus"),
-        (lambda _: web.json_response(["a"]), "what answers is no Prometheus"),
+        (lambda _: web.Response(text="hello"), "the server at this address is not Prometheus"),
+        (lambda _: web.json_response(["a"]), "the server at this address is not Prometheus"),
     ],
     ids=["401", "403", "plain to TLS", "404", "redirect", "busy", "proxy", "no JSON", "other JSON"],
 )

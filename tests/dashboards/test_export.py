@@ -62,7 +62,7 @@ def test_what_is_chosen_stands_in_the_variables(tmp_path: Path, capsys: pytest.C
         ("--handrail-url", "", "must begin with http:// or https://"),
         ("--jaeger-url", "https://a b/", "names no host"),
         ("--jaeger-url", "https://h:99999", "is not a URL"),
-        ("--datasource", "", "without --datasource it is chosen in Grafana"),
+        ("--datasource", "", "without --datasource you choose it in Grafana"),
         ("--datasource", "  ", "the name or uid that Grafana shows"),
         ("--datasource", "a\nb", "no name of a data source"),
         ("--tempo", " Tempo", "no name of a data source"),

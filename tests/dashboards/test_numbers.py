@@ -274,6 +274,6 @@ def test_a_gpu_that_every_pod_of_its_node_reads_is_one(tmp_path: Path) -> None:
         )
     ]
     with written(tmp_path, series) as prometheus:
-        for title in ("GPUs", "Held down now", "Xid errors"):
+        for title in ("GPUs", "Throttled now", "Xid errors"):
             (shown,) = prometheus.ask(queries("gpu-links", title)[0]).values()
             assert shown == pytest.approx(2), title

@@ -1,13 +1,12 @@
-"""Make Prometheus' alert rules from a file of objectives, and check the file.
+"""Check a file of objectives, and make Prometheus alert rules from it.
 
-The check also runs against the Prometheus that is to use it.
+The check can also ask Prometheus whether it has the series that the rules use.
 
 examples:
   handrail alerts slo > slo.yaml
   handrail alerts check slo.yaml --prometheus http://127.0.0.1:9090
-  handrail alerts check slo.yaml --prometheus https://prometheus.internal --ca-file ca.crt --token-file token
-  handrail alerts render --slo slo.yaml --out /etc/prometheus/rules --runbooks https://example.org/runbooks
-  handrail alerts render --slo slo.yaml --format prometheusrule | kubectl apply -f -
+  handrail alerts render --slo slo.yaml --out /etc/prometheus/rules
+  handrail alerts render --format prometheusrule | kubectl apply -f -
   handrail alerts alertmanager
 """
 
@@ -43,28 +42,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", required=True, metavar="render|check|slo|alertmanager")
     render = commands.add_parser("render", help="print or write the rules")
     render.add_argument(
-        "--slo", metavar="FILE", type=Path, default=DEFAULT, help="the objectives (default: those that come with Handrail)"
+        "--slo", metavar="FILE", type=Path, default=DEFAULT, help="file of objectives (default: the one that ships with Handrail)"
     )
-    render.add_argument("--out", metavar="DIR", type=Path, help="write one file a group here, instead of printing all")
-    render.add_argument("--runbooks", metavar="URL", default=RUNBOOKS, help=f"where the runbook pages are (default: {RUNBOOKS})")
+    render.add_argument("--out", metavar="DIR", type=Path, help="write one file per group here instead of printing all rules")
+    render.add_argument("--runbooks", metavar="URL", default=RUNBOOKS, help=f"address of the runbook pages (default: {RUNBOOKS})")
     render.add_argument(
         "--format",
         choices=[each.value for each in Format],
         default=Format.PROMETHEUS.value,
-        help="rule files, or an object for the operator",
+        help="rule files, or an object for the Prometheus operator",
     )
-    render.add_argument("--evaluation-interval", metavar="DURATION", help="instead of the file's")
-    render.add_argument("--scrape-interval", metavar="DURATION", help="instead of the file's")
-    render.add_argument("--json", action="store_true", help="one JSON object: files, alerts, thresholds that were moved")
+    render.add_argument("--evaluation-interval", metavar="DURATION", help="interval to use instead of the file's")
+    render.add_argument("--scrape-interval", metavar="DURATION", help="interval to use instead of the file's")
+    render.add_argument("--json", action="store_true", help="print one JSON object: files, alerts, moved thresholds")
     check = commands.add_parser("check", help="check a file of objectives")
-    check.add_argument("file", metavar="FILE", type=Path)
-    check.add_argument("--prometheus", metavar="URL", help="ask it whether it has the series that the rules read")
+    check.add_argument("file", metavar="FILE", type=Path, help="file of objectives")
+    check.add_argument("--prometheus", metavar="URL", help="Prometheus that must have the series that the rules read")
     add_access_flags(check, PROMETHEUS)
-    check.add_argument(
-        "--json", action="store_true", help="one JSON object: valid, problems, thresholds that were moved, unmatched"
-    )
-    commands.add_parser("slo", help="print the objectives that come with Handrail, to begin with")
-    commands.add_parser("alertmanager", help="print an example configuration of Alertmanager, with what holds back what")
+    check.add_argument("--json", action="store_true", help="print one JSON object: valid, problems, moved thresholds, unmatched")
+    commands.add_parser("slo", help="print the file of objectives that ships with Handrail")
+    commands.add_parser("alertmanager", help="print an example configuration of Alertmanager, with its inhibitions")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -101,9 +98,7 @@ def _render(arguments: argparse.Namespace) -> int:
         print("".join(texts.values()), end="")
     _remark_moved(slo)
     if "://" not in arguments.runbooks:
-        remark(
-            f"runbook_url is {arguments.runbooks}/NAME.md, which no pager can open: give --runbooks URL, where they are served"
-        )
+        remark(f"runbook_url is {arguments.runbooks}/NAME.md, which a pager cannot open: give their address, --runbooks URL")
     return EXIT_OK
 
 
@@ -126,7 +121,7 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise CliError(
-            what=f"rules cannot be written: {error.strerror}", where=str(folder), valid="a folder that can be written"
+            what=f"cannot write the rules: {error.strerror}", where=str(folder), valid="a folder with write permission"
         ) from None
 
 
@@ -145,9 +140,9 @@ def _interval(flag: str, text: str | None, otherwise: Duration, most_ns: int | N
         return otherwise
     interval = Duration(duration_ns(flag, text, example="30s"))
     if interval < 10**9:
-        raise CliError(what=f"{flag} is {text}", valid="at least 1s", exit_code=EXIT_USAGE)
+        raise CliError(what=f"{flag} {text} is too short", valid="at least 1s", exit_code=EXIT_USAGE)
     if most_ns is not None and interval > most_ns:
-        raise CliError(what=f"{flag} is {text}", valid=f"at most {most_ns // 10**9}s", exit_code=EXIT_USAGE)
+        raise CliError(what=f"{flag} {text} is too long", valid=f"at most {most_ns // 10**9}s", exit_code=EXIT_USAGE)
     return interval
 
 
@@ -155,7 +150,7 @@ def _loaded(file: Path) -> SloFile:
     try:
         return load(file)
     except ConfigError as error:
-        raise invalid_file(error, "repair the file; 'handrail alerts slo' prints one to begin with") from None
+        raise invalid_file(error, "correct the file; 'handrail alerts slo' prints a valid one") from None
 
 
 def _remark_moved(slo: SloFile) -> None:
@@ -201,10 +196,10 @@ def _unmatched(slo: SloFile, arguments: argparse.Namespace) -> tuple[Read, ...]:
             known = ask(selector.query)
         except QueryRefusedError as error:
             raise CliError(
-                what=f"Prometheus refuses a query that rules make: {error}",
+                what=f"Prometheus refuses a query of the rules: {error}",
                 lines=(f"query:   {selector.query}", f"rules:   {', '.join(selector.readers)}"),
                 where=base,
-                valid=f"what Prometheus takes; of it, {arguments.file} gives prometheus.selector, group_by and the models",
+                valid=f"a query that Prometheus accepts; prometheus.selector, group_by and the models come from {arguments.file}",
             ) from None
         if not known:
             found.append(selector)
@@ -224,10 +219,10 @@ def _as_json(arguments: argparse.Namespace, slo: SloFile, missing: tuple[Read, .
 
 def _print_unmatched(missing: tuple[Read, ...], prometheus: str) -> None:
     if not missing:
-        print(f"every series that the rules read is known to {prometheus}")
+        print(f"{prometheus} has every series that the rules read")
         return
     matches = "selector matches" if len(missing) == 1 else "selectors match"
-    print(f"{len(missing)} {matches} nothing that {prometheus} has scraped in the last hour:")
+    print(f"{len(missing)} {matches} no series that {prometheus} scraped in the last hour:")
     for each in missing:
         print(f"  {each.selector}\n    {', '.join(each.readers)}")
-    print("What is never there cannot fire: the feature is off, nothing is scraped, or 'selector' in the file is wrong.")
+    print("These rules cannot fire: the feature is off, nothing is scraped, or prometheus.selector in the file is wrong.")

@@ -1,10 +1,12 @@
-"""Receive OTLP, join it into requests, explain and store them, serve the API.
+"""Receive spans over OTLP, join them into requests, explain and store them.
 
-The OTLP comes from sidecars and engines.
+The spans come from sidecars and engines. The collector also serves the HTTP API
+that the other commands query.
 
 examples:
   handrail collector
-  handrail collector --otlp-grpc 0.0.0.0:4317 --tls-cert-file tls.crt --tls-key-file tls.key --data /var/lib/handrail
+  handrail collector --otlp-grpc 0.0.0.0:4317 --data /var/lib/handrail \\
+    --tls-cert-file tls.crt --tls-key-file tls.key
   handrail collector --config collector.yaml
 """
 

@@ -2,14 +2,16 @@
 
 The answer says what differs and how certain that is.
 
-An arm is a period of what --api or --data names, a recorded run (a data folder), or a period of one (DIR@FROM..TO).
-Several with commas make one arm of several runs, such as one at each request rate.
-The first arm is the baseline. Names are free. An arm whose requests show hand-offs counts as split.
+An arm is a period (FROM..TO) of the collector or folder that --api or --data
+names, a data folder (DIR), or a period of one (DIR@FROM..TO). Several of them
+with commas make one arm of several runs, such as one for each request rate.
+The first arm is the baseline. An arm whose requests show hand-offs counts as
+split.
 
 examples:
   handrail compare -2h..-1h -1h..now
-  handrail compare before=14:00..14:30 after=15:00..15:30 --api http://collector:4380
-  handrail compare plain=runs/plain chunked=runs/chunked split=runs/split --ttft 1s --itl 50ms --attain 0.9
+  handrail compare before=14:00..14:30 after=15:00..15:30
+  handrail compare plain=runs/plain split=runs/split --ttft 1s --itl 50ms
   handrail compare plain=p-0.4,p-1,p-2 split=s-0.4,s-1,s-2 --gpus 2
 """
 
@@ -54,33 +56,41 @@ _PERIOD: Final = re.compile(r"[^/\\.][^/\\]*\.\..*[^/\\.]", re.DOTALL)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``handrail compare``."""
-    parser.add_argument("arms", metavar="ARM", nargs="+", help="two or three: [NAME=]FROM..TO, [NAME=]DIR or [NAME=]DIR@FROM..TO")
+    parser.add_argument(
+        "arms", metavar="ARM", nargs="+", help="two or three of [NAME=]FROM..TO, [NAME=]DIR or [NAME=]DIR@FROM..TO"
+    )
     add_source_flags(parser)
     ttft, itl = DEFAULT_TTFT_NS // 10**6, DEFAULT_ITL_NS // 10**6
-    parser.add_argument("--ttft", metavar="DURATION", default=f"{ttft}ms", help=f"objective for TTFT (default {ttft}ms)")
-    parser.add_argument("--itl", metavar="DURATION", default=f"{itl}ms", help=f"objective for the gaps (default {itl}ms)")
+    parser.add_argument("--ttft", metavar="DURATION", default=f"{ttft}ms", help=f"objective for the TTFT (default {ttft}ms)")
+    parser.add_argument(
+        "--itl", metavar="DURATION", default=f"{itl}ms", help=f"objective for the gaps of a stream (default {itl}ms)"
+    )
     parser.add_argument(
         "--itl-of",
         choices=ITL_OF,
         default=ITL_OF[0],
-        help="what of a request's gaps --itl is about: their p99 (default), the largest, or the mean time per output token, "
-        "as DistServe defines goodput, which is shown in any case",
+        help="the figure of a request that --itl limits: p99 of its gaps (default), its largest gap, or its mean time per output "
+        "token, as DistServe defines goodput",
     )
     parser.add_argument(
         "--attain",
         metavar="SHARE",
         type=float,
         default=DEFAULT_ATTAIN,
-        help=f"share of requests that has to meet both (default {DEFAULT_ATTAIN})",
+        help=f"share of requests that must meet both objectives (default {DEFAULT_ATTAIN})",
     )
     parser.add_argument(
-        "--gpus", metavar="N|NAME=N", action="append", default=[], help="GPUs of each arm (default: engines seen, one GPU each)"
+        "--gpus",
+        metavar="N|NAME=N",
+        action="append",
+        default=[],
+        help="number of GPUs of each arm (default: one for each engine)",
     )
     parser.add_argument(
-        "--scope", choices=SCOPES, help="compare only what was observed from there (default: edge where all have it)"
+        "--scope", choices=SCOPES, help="place where the requests were measured (default: edge if all arms have it)"
     )
-    parser.add_argument("--model", metavar="NAME", help="the model, exactly")
-    parser.add_argument("--json", action="store_true", help="the whole answer as one JSON object")
+    parser.add_argument("--model", metavar="NAME", help="exact name of the model")
+    parser.add_argument("--json", action="store_true", help="print the whole answer as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -130,8 +140,8 @@ def compared(
     if all(folders):
         return _here(arguments, arms, gpus, objectives)
     if any(folders):
-        valid = "folders alone, or periods alone; with --data DIR, periods are of that folder"
-        raise CliError(what="a period of a collector cannot be set beside a folder", valid=valid, exit_code=EXIT_USAGE)
+        valid = "only folders, or only periods; with --data DIR, periods are of that folder"
+        raise CliError(what="a period of a collector cannot be compared with a folder", valid=valid, exit_code=EXIT_USAGE)
     source = row_source(arguments)
     assert isinstance(source, HttpBackend)
     return source.compare(api_parameters(arguments, arms, gpus, objectives))
@@ -177,7 +187,7 @@ def _stretches(arm: TypedArm, data: Path | None) -> tuple[StorePeriod, ...]:
         folder = part.folder if part.folder is not None else data
         assert folder is not None
         if not folder.exists():
-            raise CliError(what="no such folder, and no period", where=part.text, valid=ARM_RULE, exit_code=EXIT_USAGE)
+            raise CliError(what="this is neither a folder nor a period", where=part.text, valid=ARM_RULE, exit_code=EXIT_USAGE)
         since, until = part.since_unix_ns, part.until_unix_ns
         where = part.text if part.folder is not None or since is None or until is None else period(since, until)
         found.append(StorePeriod(root=store_root(folder), where=where, since_unix_ns=since, until_unix_ns=until))
@@ -225,7 +235,9 @@ def parse_arms(texts: Sequence[str], now_unix_ns: int) -> list[TypedArm]:
     if len(set(names)) < len(names):
         names = [name or _LETTERS[at] for at, (name, _) in enumerate(named)]
     if len(set(names)) < len(names):
-        raise CliError(what=f"two arms have one name: {', '.join(names)}", valid="names that differ", exit_code=EXIT_USAGE)
+        raise CliError(
+            what=f"two arms have the same name: {', '.join(names)}", valid="a name of its own for each", exit_code=EXIT_USAGE
+        )
     return [TypedArm(*each) for each in zip(names, parts, strict=True)]
 
 

@@ -1,6 +1,7 @@
 """Check a configuration file.
 
-It prints every problem at once, or the configuration as it takes effect, with secrets masked.
+It prints every problem at once, or the effective configuration with secrets
+masked.
 
 example:
   handrail config check decode.yaml
@@ -50,11 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``handrail config``."""
     commands = parser.add_subparsers(dest="action", required=True, metavar="check")
     check = commands.add_parser("check", help="check a file")
-    check.add_argument("file", metavar="FILE", type=Path)
-    check.add_argument("--kind", choices=sorted(KINDS), help="what the file configures (default: told from its keys)")
-    check.add_argument(
-        "--json", action="store_true", help="one JSON object: valid, kind, problems or the effective configuration"
-    )
+    check.add_argument("file", metavar="FILE", type=Path, help="YAML file")
+    check.add_argument("--kind", choices=sorted(KINDS), help="process that the file configures (default: by its keys)")
+    check.add_argument("--json", action="store_true", help="print one JSON object: valid, kind, problems or configuration")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,12 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
             problems = [asdict(problem) for problem in error.problems]
             print(json.dumps({"file": str(file), "kind": kind, "valid": False, "problems": problems}))
         else:
-            print(f"{error}\n(checked as a {kind} configuration{'' if arguments.kind else '; --kind says otherwise'})")
+            print(f"{error}\n(checked as a {kind} configuration{'' if arguments.kind else '; --kind chooses another'})")
         return EXIT_USAGE
     if arguments.json:
         print(json.dumps({"file": str(file), "kind": kind, "valid": True, "effective": plain(config)}))
     else:
-        print(f"# {file}: a valid {kind} configuration; this is what takes effect")
+        print(f"# {file}: a valid {kind} configuration; effective values:")
         print(to_yaml(config), end="")
     return EXIT_OK
 

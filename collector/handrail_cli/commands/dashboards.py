@@ -1,11 +1,9 @@
-"""Write the Grafana dashboards as JSON files.
-
-Grafana can import, provision or mount them. The command needs no clone of the repository and no Grafana.
+"""Write the Grafana dashboards as JSON files, which Grafana imports or provisions.
 
 examples:
   handrail dashboards export ./dashboards
-  handrail dashboards export /var/lib/grafana/dashboards/handrail --datasource Prometheus --handrail-url
-  https://handrail.internal:4380
+  handrail dashboards export ./dashboards --datasource Prometheus
+  handrail dashboards export ./dashboards --handrail-url https://handrail:4380
 """
 
 from __future__ import annotations
@@ -26,13 +24,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``handrail dashboards``."""
     commands = parser.add_subparsers(dest="action", required=True, metavar="export")
     export = commands.add_parser("export", help="write the files")
-    export.add_argument("folder", metavar="DIR", type=Path, help="made where it is missing; files of the same names are replaced")
-    export.add_argument("--datasource", metavar="NAME", help="Grafana's Prometheus data source (default: chosen in Grafana)")
-    export.add_argument("--tempo", metavar="NAME", help="Grafana's Tempo data source, for links")
-    export.add_argument("--jaeger-url", metavar="URL", help="Jaeger as a browser reaches it, for links")
-    export.add_argument("--handrail-url", metavar="URL", help="the collector as a browser reaches it, for links")
-    export.add_argument("--provisioning", action="store_true", help="examples for Grafana's provisioning folder as well")
-    export.add_argument("--json", action="store_true", help="one JSON object: what was written")
+    export.add_argument(
+        "folder", metavar="DIR", type=Path, help="folder; created if missing, files of the same names are replaced"
+    )
+    export.add_argument(
+        "--datasource", metavar="NAME", help="Prometheus data source in Grafana (default: you choose it in Grafana)"
+    )
+    export.add_argument("--tempo", metavar="NAME", help="Tempo data source in Grafana, for links to traces")
+    export.add_argument("--jaeger-url", metavar="URL", help="address of Jaeger for a browser, for links to traces")
+    export.add_argument("--handrail-url", metavar="URL", help="address of the collector for a browser, for links")
+    export.add_argument("--provisioning", action="store_true", help="also write examples for Grafana's provisioning folder")
+    export.add_argument("--json", action="store_true", help="print one JSON object: the written files")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,8 +70,8 @@ def _name(flag: str, text: str | None) -> str:
     Only Grafana knows whether it has the data source.
     """
     if text is not None and (text != text.strip() or not text or not is_printable(text)):
-        what = f"{flag} is {text!r}: no name of a data source"
-        valid = f"the name or uid that Grafana shows under Connections, Data sources; without {flag} it is chosen in Grafana"
+        what = f"{flag} {text!r} is no name of a data source"
+        valid = f"the name or uid that Grafana shows under Connections, Data sources; without {flag} you choose it in Grafana"
         raise CliError(what=what, where="command line", valid=valid, exit_code=EXIT_USAGE)
     return text or ""
 
@@ -83,7 +85,7 @@ def _address(flag: str, text: str | None, example: str) -> str:
         raise CliError(
             what=f"{flag} is {text!r}: {error.rule}",
             where="command line",
-            valid=f"as a browser reaches it: {flag} {example}",
+            valid=f"an address that a browser can open: {flag} {example}",
             nearest=(error.nearest,) if error.nearest else (),
             exit_code=EXIT_USAGE,
         ) from None
@@ -102,5 +104,5 @@ def _write(file: Path, text: str) -> None:
         raise CliError(
             what=f"cannot write: {error.strerror}",
             where=str(file),
-            valid="a folder that exists or can be made, and may be written to",
+            valid="a folder with write permission",
         ) from None

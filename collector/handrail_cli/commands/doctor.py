@@ -1,16 +1,19 @@
 """Check a prefill/decode pair before traffic, and predict the hand-off's cost.
 
-The checks cover the GPUs, the wire, the engines and the paths between them.
+The checks cover the GPUs, the network, the engines and the sidecars. A check
+passes, warns, fails or cannot be judged; it shows its evidence, why it matters
+and what to do.
 
-Each check passes, warns, fails or cannot be judged. It shows its evidence, why it matters and what to do.
-Give it running engines, the files that start them, or both. On the host of an engine it also checks GPUs and adapters.
-It changes nothing and sends no request.
+Give it running engines, the files that start them, or both. On the host of an
+engine it also checks GPUs and adapters. It changes nothing and sends no
+request.
 
 examples:
-  handrail doctor --prefill http://10.0.0.7:8100 --decode http://10.0.0.8:8200 --model /models/Llama-3.1-70B
+  handrail doctor --prefill http://10.0.0.7:8100 --decode http://10.0.0.8:8200
   handrail doctor --config pair.yaml --config sidecar.yaml --on decode
-  handrail doctor --same-env --on prefill --config pair.yaml --strict      # in an init container
-  handrail doctor --model config.json --link-gbps 400 --tokens 10000 --ttft 1s --json
+  handrail doctor --model config.json --link-gbps 400 --tokens 10000 --ttft 1s
+  handrail doctor --same-env --on prefill --config pair.yaml --strict
+    (in an init container)
 """
 
 from __future__ import annotations
@@ -63,55 +66,73 @@ _PLACEMENTS: Final = (Placement.SAME_HOST.value, Placement.ACROSS_HOSTS.value)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``handrail doctor``."""
     what = parser.add_argument_group("what to check")
-    what.add_argument("--prefill", metavar="URL", help="the prefill engine's HTTP address")
-    what.add_argument("--decode", metavar="URL", help="the decode engine's")
+    what.add_argument("--prefill", metavar="URL", help="HTTP address of the prefill engine")
+    what.add_argument("--decode", metavar="URL", help="HTTP address of the decode engine")
     what.add_argument(
         "--config",
         metavar="FILE",
         type=Path,
         action="append",
         default=[],
-        help="what starts the engines (Kubernetes or Compose YAML), or a sidecar's configuration; may be given several times",
+        help="Kubernetes or Compose YAML that starts the engines, or a sidecar's configuration; may be repeated",
     )
     what.add_argument(
-        "--model", metavar="MODEL_CONFIG", type=Path, help="the model's config.json or its folder, for the prediction"
+        "--model", metavar="MODEL_CONFIG", type=Path, help="config.json of the model, or its folder, for the prediction"
     )
     what.add_argument(
-        "--api", metavar="URL", help=f"a collector's HTTP API: clocks, traffic, measured rates (default: ${_API_VARIABLE})"
+        "--api", metavar="URL", help=f"collector that knows clocks, traffic and measured rates (default: ${_API_VARIABLE})"
     )
-    what.add_argument("--otlp", metavar="ENDPOINT", action="append", default=[], help="an OTLP endpoint that must take an export")
-    what.add_argument("--header", metavar="NAME=VALUE", action="append", default=[], help="sent to the engines, such as a token")
+    what.add_argument(
+        "--otlp",
+        metavar="ENDPOINT",
+        action="append",
+        default=[],
+        help="OTLP endpoint that must accept an export; may be repeated",
+    )
+    what.add_argument(
+        "--header",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="header for the engines, such as a token; may be repeated",
+    )
     add_access_flags(parser)
-    where = parser.add_argument_group("where they stand")
-    where.add_argument("--on", choices=tuple(_ON), help="the engines that run on this host (default: told from their addresses)")
+    where = parser.add_argument_group("where the engines run")
+    where.add_argument("--on", choices=tuple(_ON), help="engines that run on this host (default: by their addresses)")
     where.add_argument(
-        "--placement", choices=_PLACEMENTS, help="whether both stand on one host (default: told from their addresses)"
+        "--placement", choices=_PLACEMENTS, help="whether both engines run on one host (default: by their addresses)"
     )
     where.add_argument(
-        "--same-env", action="store_true", help="this environment is the engine's: doctor runs in its pod; needs --on"
+        "--same-env", action="store_true", help="doctor runs in the pod of the engine, with its environment; needs --on"
     )
     for side in PairSide:
-        where.add_argument(f"--{side.value}-gpus", metavar="N,N", help=f"the GPUs of {side.value}, as NVML numbers them")
+        where.add_argument(f"--{side.value}-gpus", metavar="N,N", help=f"GPUs of {side.value} by their NVML numbers")
         where.add_argument(
             f"--{side.value}-side-channel",
             metavar="HOST:PORT",
-            help=f"where {side.value} tells its peers of its KV (NIXL; port 5600)",
+            help=f"side channel of {side.value} (NIXL; port 5600)",
         )
-    where.add_argument("--root", metavar="DIR", type=Path, default=Path("/"), help="where sys and proc of the host are mounted")
-    expected = parser.add_argument_group("what is expected")
+    where.add_argument(
+        "--root", metavar="DIR", type=Path, default=Path("/"), help="folder where sys and proc of the host are mounted"
+    )
+    expected = parser.add_argument_group("expected traffic")
     expected.add_argument(
-        "--tokens", metavar="N", type=int, default=DEFAULT_TOKENS, help=f"of a usual prompt (default {DEFAULT_TOKENS})"
+        "--tokens",
+        metavar="N",
+        type=int,
+        default=DEFAULT_TOKENS,
+        help=f"length of a typical prompt in tokens (default {DEFAULT_TOKENS})",
     )
     expected.add_argument(
-        "--link-gbps", metavar="GBIT", type=float, help="what the link carries, where you know better than its hardware"
+        "--link-gbps", metavar="GBIT", type=float, help="rate of the link in 10^9 bits a second (default: by its hardware)"
     )
-    expected.add_argument("--ttft", metavar="DURATION", help="objective for the time to first token, such as 1s")
+    expected.add_argument("--ttft", metavar="DURATION", help="objective for the TTFT, such as 1s")
     expected.add_argument("--itl", metavar="DURATION", help="objective for the gaps of a stream, such as 50ms")
-    expected.add_argument("--rate", metavar="N", type=float, help="requests a second")
-    add_serving_flags(parser.add_argument_group("how the model is served (default: as the engines say)"))
-    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=5.0, help="how long each answer may take (default 5)")
-    parser.add_argument("--strict", action="store_true", help="a warning is a failure")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    expected.add_argument("--rate", metavar="N", type=float, help="requests per second")
+    add_serving_flags(parser.add_argument_group("how the model is served (default: as the engines report)"))
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=5.0, help="longest wait for each answer (default 5)")
+    parser.add_argument("--strict", action="store_true", help="treat a warning as a failure")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -128,7 +149,7 @@ def check(arguments: argparse.Namespace, reader: P2pReader) -> int:
     from handrail_cli.render import doctor
 
     wanted = wanted_of(arguments)
-    with waiting("looking at engines, host and network"):
+    with waiting("checking engines, host and network"):
         facts = asyncio.run(gather(wanted, reader, dict(os.environ)))
     found = findings(facts)
     rate = predicted(facts)
@@ -159,7 +180,7 @@ def wanted_of(arguments: argparse.Namespace) -> Wanted:
             raise config_failure(error) from None
     if arguments.same_env and arguments.on not in ("prefill", "decode"):
         raise CliError(
-            what="--same-env needs to know whose environment this is", valid="--on prefill or --on decode", exit_code=EXIT_USAGE
+            what="--same-env needs the engine of this environment", valid="--on prefill or --on decode", exit_code=EXIT_USAGE
         )
     _positive("--timeout", arguments.timeout, 600)
     api = _api(arguments.api)
@@ -213,7 +234,7 @@ def _files(paths: list[Path]) -> tuple[tuple[Started, ...], tuple[SidecarSetup, 
         found = engines_in(documents, str(path))
         if not found:
             raise CliError(
-                what="neither an engine nor a sidecar is in it",
+                what="this file holds neither an engine nor a sidecar",
                 where=str(path),
                 valid=_READS,
                 exit_code=EXIT_USAGE,
@@ -222,7 +243,7 @@ def _files(paths: list[Path]) -> tuple[tuple[Started, ...], tuple[SidecarSetup, 
     nameless = [each for each in started if each.side is None]
     if nameless:
         raise CliError(
-            what=f"it cannot be told which side {', '.join(each.name or 'an engine' for each in nameless)} is",
+            what=f"cannot tell whether {', '.join(each.name or 'an engine' for each in nameless)} is prefill or decode",
             where=nameless[0].setup.by,
             valid="kv_role of kv_producer or kv_consumer in --kv-transfer-config, or prefill or decode in its name",
             exit_code=EXIT_USAGE,
@@ -238,7 +259,7 @@ def _documents(path: Path) -> list[Any]:
     import yaml  # type: ignore[import-untyped,unused-ignore]
 
     if path.is_dir():
-        what = f"is a folder, and --config reads one file: {_READS}"
+        what = f"--config needs a file, and this is a folder: {_READS}"
         raise CliError(what=what, where=str(path), valid=_rendered(path), exit_code=EXIT_USAGE)
     try:
         return [each for each in yaml.safe_load_all(read_text(path)) if each is not None]
@@ -268,7 +289,7 @@ def _sidecar(path: Path) -> SidecarSetup:
     try:
         config = load(SidecarConfig, path)
     except ConfigError as error:
-        raise invalid_file(error, f"repair the file; 'handrail config check {path}' says the same") from None
+        raise invalid_file(error, f"correct the file; 'handrail config check {path}' lists the same problems") from None
     return SidecarSetup(
         by=str(path),
         role=config.role.value,

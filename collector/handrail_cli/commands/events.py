@@ -1,4 +1,4 @@
-"""List what happened to the engines: started, stopped, dead, hung.
+"""List events of the engines: started, stopped, dead, hung, restarted.
 
 The list also holds the findings that belong to no single request.
 
@@ -39,10 +39,10 @@ _GOOD: Final = frozenset({"recovered", "reachable", "transfers_moving"})
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``handrail events``."""
     add_source_flags(parser)
-    add_period_flags(parser, "events")
-    parser.add_argument("--instance", metavar="HOST:PORT", help="of this engine, or between it and a peer")
+    add_period_flags(parser, "events", "the last day")
+    parser.add_argument("--instance", metavar="HOST:PORT", help="events of this engine, or between it and a peer")
     add_limit_flag(parser, "events", DEFAULT_LIMIT, MAX_LIMIT)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     from handrail_cli.console import answer_console, remark, waiting
 
     with closing(row_source(arguments)) as source:
-        with waiting(f"asking {source.where}"):
+        with waiting(f"querying {source.where}"):
             found = source.happened(wanted, now_unix_ns)
         where = source.where
     if arguments.json:
@@ -60,15 +60,15 @@ def run(arguments: argparse.Namespace) -> int:
             print_document(happened_to_json(one))
         return EXIT_OK
     if not found:
-        print(f"Nothing is known to have happened to an engine then. Searched {where}.")
-        print("Events are told by the plugin in the engines, by their metrics pages and by their logs.")
+        print(f"No event of an engine in this period. Searched {where}.")
+        print("Events come from the plugin in the engines, from their metrics pages and from their logs.")
         return EXIT_OK
     from handrail_cli.sanitize import cleaned
 
     console = answer_console(in_pipe=_PIPE_WIDTH)
     console.print(render_events(cleaned(found), console.width, now_unix_ns=now_unix_ns))
     more = "; there may be more (--limit)" if len(found) == wanted.limit else ""
-    remark(f"{counted(len(found), 'event')}, latest first{more}.")
+    remark(f"{counted(len(found), 'event')}, newest first{more}.")
     return EXIT_OK
 
 
@@ -105,8 +105,8 @@ def render_events(
         columns = [
             Column[Happened]("time", when),
             Column("engine", _engine),
-            Column("what", kind),
-            Column("of", lambda one: Text(_of(one), style="dim")),
+            Column("event", kind),
+            Column("from", lambda one: Text(_of(one), style="dim")),
             Column("detail", _detail),
         ]
         return table(columns, found, width)

@@ -1,10 +1,11 @@
 """Explain why the slowest 1 % of a period waited longer than the middle half.
 
-The answer names the phases, hosts, links and outcomes that they have more of.
+The answer names the phases, hosts, links and outcomes that the slowest have
+more of.
 
-Without times: the last hour, or the hour before the latest request where that is older.
-Whole hours are answered at once from their rollups. On a terminal, that first answer shows while the exact one is read from the
-rows.
+The default period is the last hour, or the hour before the latest request if
+that is older. A first answer comes at once from the rollups of whole hours. A
+terminal shows it until the exact answer has been read from the rows.
 
 examples:
   handrail explain
@@ -38,14 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``handrail explain``."""
     add_source_flags(parser)
     add_period_flags(parser, "requests that started")
-    parser.add_argument("--scope", choices=SCOPES, help="where it was observed from (default: each, never mixed)")
-    parser.add_argument("--model", metavar="NAME", help="the model, exactly")
-    speed = parser.add_mutually_exclusive_group()
-    speed.add_argument("--fast", action="store_true", help="the first answer alone: from rollups, times within 1 %%")
-    speed.add_argument(
-        "--exact", action="store_true", help="the exact answer alone (in a pipe and with --json this is so anyway)"
+    parser.add_argument(
+        "--scope", choices=SCOPES, help="place where the requests were measured (default: each; they are never mixed)"
     )
-    parser.add_argument("--json", action="store_true", help="the whole answer as one JSON object")
+    parser.add_argument("--model", metavar="NAME", help="exact name of the model")
+    speed = parser.add_mutually_exclusive_group()
+    speed.add_argument("--fast", action="store_true", help="only the first answer: from rollups, times within 1 %%")
+    speed.add_argument("--exact", action="store_true", help="only the exact answer, as in a pipe and in JSON")
+    parser.add_argument("--json", action="store_true", help="print the whole answer as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         if both:
             answer = _first_then_exact(source, question, now_unix_ns)
         else:
-            with waiting(f"asking {source.where}"):
+            with waiting(f"querying {source.where}"):
                 answer = source.explain(question, now_unix_ns)
     answer = cleaned(answer)
     console = answer_console(in_pipe=_PIPE_WIDTH)
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     if answer["scopes"]:
         # not through the console: people copy a command, so it must not be wrapped or cut
         print(
-            "\nLook further",
+            "\nNext",
             *next_commands(answer, (*source_flags(arguments.data, arguments.api), *access_flags(arguments))),
             sep="\n  ",
         )
@@ -87,7 +88,7 @@ def _first_then_exact(source: Backend, question: Question, now_unix_ns: int) -> 
     from handrail_cli.render.period import render_first
     from handrail_cli.sanitize import cleaned
 
-    with waiting(f"asking {source.where}"):
+    with waiting(f"querying {source.where}"):
         first = source.explain(replace(question, fast=True), now_unix_ns)
     if first["exact"]:
         return first

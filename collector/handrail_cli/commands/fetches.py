@@ -1,4 +1,4 @@
-"""List KV hand-offs: newest first, or by age, time or bytes.
+"""List KV fetches: the newest first, or by age, time or bytes.
 
 Filters select the failed ones, the open ones, or those of one peer.
 
@@ -38,15 +38,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source_flags(parser)
     add_period_flags(parser, "KV fetches that began")
     sorts = tuple(FETCH_SORTS)
-    parser.add_argument("--sort", metavar="NAME", choices=sorts, default="started", help=f"one of {', '.join(sorts)}")
-    parser.add_argument("--ascending", action="store_true", help="smallest or oldest first")
+    parser.add_argument(
+        "--sort",
+        metavar="NAME",
+        choices=sorts,
+        default="started",
+        help=f"sort by {', '.join(sorts[:-1])} or {sorts[-1]} (default started)",
+    )
+    parser.add_argument("--ascending", action="store_true", help="list the smallest or oldest first")
     add_limit_flag(parser, "KV fetches", DEFAULT_LIMIT, MAX_LIMIT)
-    parser.add_argument("--outcome", metavar="NAME", choices=OUTCOMES, help=f"one of {', '.join(OUTCOMES)}")
-    parser.add_argument("--failed", action="store_true", help="every outcome that counts as a failure")
-    parser.add_argument("--open", action="store_true", help="not ended yet; sort by duration for the oldest")
-    parser.add_argument("--direction", choices=DIRECTIONS, help="p_to_d, or d_to_p: KV of an earlier turn taken back")
-    parser.add_argument("--peer", metavar="HOST[:PORT]", help="either engine, its host, or the side channel's address")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--outcome", metavar="NAME", choices=OUTCOMES, help=f"how the fetch ended: {', '.join(OUTCOMES)}")
+    parser.add_argument("--failed", action="store_true", help="only failed fetches, whatever the outcome")
+    parser.add_argument("--open", action="store_true", help="only open fetches; --sort duration lists the oldest first")
+    parser.add_argument("--direction", choices=DIRECTIONS, help="p_to_d, or d_to_p: P fetches back the KV of an earlier turn")
+    parser.add_argument("--peer", metavar="HOST[:PORT]", help="one of the engines, its host, or its side channel")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     from handrail_cli.console import answer_console, remark, waiting
 
     with closing(row_source(arguments)) as source:
-        with waiting(f"asking {source.where}"):
+        with waiting(f"querying {source.where}"):
             rows = source.fetches(query)
         if not rows and not arguments.json:
             print(printable_lines(nothing_found(query, source, now_unix_ns)))
@@ -72,7 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
     console = answer_console(in_pipe=_PIPE_WIDTH)
     console.print(render_fetches(cleaned(rows), console.width, now_unix_ns=now_unix_ns))
     more = "; there may be more (--limit)" if len(rows) == query.limit else ""
-    remark(f"{counted(len(rows), 'hand-off')} by {query.sort}{more}. 'handrail trace ID' shows one with its request.")
+    remark(
+        f"{counted(len(rows), 'KV fetch', 'KV fetches')} by {query.sort}{more}. 'handrail trace ID' shows one with its request."
+    )
     return EXIT_OK
 
 
@@ -99,7 +107,7 @@ def fetch_filter(arguments: argparse.Namespace, now_unix_ns: int) -> FetchFilter
 def nothing_found(query: FetchFilter, source: Backend, now_unix_ns: int) -> str:
     """Describe what was searched.
 
-    The text also counts the hand-offs that fit except for how they ended.
+    The text also counts the KV fetches that match except for how they ended.
     """
     sought = [text for name, text in _SOUGHT.items() if getattr(query, name)]
     sought += [f"has the outcome {query.outcome}"] if query.outcome is not None else []
@@ -107,17 +115,15 @@ def nothing_found(query: FetchFilter, source: Backend, now_unix_ns: int) -> str:
     among = source.fetches(replace(query, failed=None, open=None, outcome=None, limit=MAX_LIMIT)) if sought else []
     if among:
         more = "more than " if len(among) == MAX_LIMIT else ""
-        first = (
-            f"None of {more}{counted(len(among), 'hand-off')}{reported_text and f' ({reported_text})'} {' and '.join(sought)}."
-        )
-        return f"{first} Searched {source.where}.{_unsure(among)}"
-    searched = f"No hand-off fits{reported_text and f': {reported_text}'}. Searched {source.where}."
+        of = f"{more}{counted(len(among), 'KV fetch', 'KV fetches')}{reported_text and f' ({reported_text})'}"
+        return f"None of {of} {' and '.join(sought)}. Searched {source.where}.{_unsure(among)}"
+    searched = f"No KV fetch matches{reported_text and f': {reported_text}'}. Searched {source.where}."
     latest = source.fetches(FetchFilter(limit=1))
     if not latest:
-        hint = "hand-offs are told by the plugin in the engines (pip install handrail there, and HANDRAIL_SOCKET)"
-        return f"{searched}\nIt holds none at all: {hint}."
+        hint = "the plugin in the engines reports KV fetches: pip install handrail there and set HANDRAIL_SOCKET"
+        return f"{searched}\nIt holds no KV fetch: {hint}."
     when = format_time(latest[0].started_unix_ns, now_unix_ns)
-    return f"{searched}\nThe latest one there began at {when}: try a wider --since, or leave a filter out."
+    return f"{searched}\nThe latest one there began at {when}: try an earlier --since, or fewer filters."
 
 
 _SOUGHT: Final = {"failed": "failed", "open": "is open"}
@@ -135,6 +141,6 @@ def _unsure(rows: Sequence[FetchRow]) -> str:
     """Describe how many hand-offs have an end that is not known, or not yet."""
     unknown = sum(row.outcome == FetchOutcome.UNKNOWN.value and not row.open for row in rows)
     waiting = sum(row.open for row in rows)
-    lines = [f"of {unknown:,} it is not known how they ended"] if unknown else []
+    lines = [f"the end of {unknown:,} is unknown"] if unknown else []
     lines += [f"{waiting:,} are still open" if waiting > 1 else "one is still open"] if waiting else []
     return f"\nBut {' and '.join(lines)}." if lines else ""

@@ -1,13 +1,14 @@
-"""Show the GPUs of this host: their activity, their users, their counters.
+"""Show the GPUs of this host: their activity, their processes, their counters.
 
 For each counter that a GPU lacks, it shows why, and what would provide it.
-It reads NVML for about a second, as the sidecar does. A call that hangs is named and delays nothing.
+It reads NVML for about a second, as the sidecar does. It names a call that
+hangs and does not wait for it.
 
 examples:
   handrail gpus
   handrail gpus --json
-  handrail gpus --counters                                    all there is to read, and when it is absent
-  handrail gpus --record run.jsonl --for 10s --interval 10ms  a short capture at 100 Hz
+  handrail gpus --counters
+  handrail gpus --record run.jsonl --for 10s --interval 10ms
 """
 
 from __future__ import annotations
@@ -49,13 +50,15 @@ _LEAST_INTERVAL_NS: Final = 10_000_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``handrail gpus``."""
-    parser.add_argument("--counters", action="store_true", help="list every counter instead; needs no GPU")
+    parser.add_argument("--counters", action="store_true", help="list every counter and when it is absent; needs no GPU")
     parser.add_argument(
-        "--for", dest="span", metavar="DURATION", default="1.2s", help="how long to look, two intervals at least (default: 1.2s)"
+        "--for", dest="span", metavar="DURATION", default="1.2s", help="time to sample, at least two intervals (default 1.2s)"
     )
-    parser.add_argument("--interval", metavar="DURATION", default="100ms", help="how often, 10ms at least (default: 100ms)")
+    parser.add_argument(
+        "--interval", metavar="DURATION", default="100ms", help="time between two samples, at least 10ms (default 100ms)"
+    )
     parser.add_argument("--record", metavar="FILE", type=Path, help="write every sample to FILE, one JSON object a line")
-    parser.add_argument("--json", action="store_true", help="one object: GPUs with their values, what is absent, processes")
+    parser.add_argument("--json", action="store_true", help="print one JSON object: GPUs, values, absent counters, processes")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,7 +1,8 @@
 """Compute the size of a model's KV cache from its config.json.
 
-It prints the bytes a token, the bytes that a prompt hands over, and how long a link takes for them.
-The command fetches nothing and needs no engine. Sizes are decimal (1 GB = 10^9 bytes), as those of links are.
+It prints the bytes per token, the bytes that a prompt hands over, and the time
+that a link needs for them. It needs no engine and no network.
+Sizes are decimal (1 GB = 10^9 bytes), like those of links.
 
 examples:
   handrail kv-size /models/Llama-3.1-70B --tokens 10000 --link-gbps 400
@@ -33,15 +34,17 @@ _MOST_TOKENS: Final = 10**9
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``handrail kv-size``."""
-    parser.add_argument("model", metavar="MODEL_CONFIG", type=Path, help="a model's config.json, or the folder that holds it")
+    parser.add_argument("model", metavar="MODEL_CONFIG", type=Path, help="config.json of a model, or its folder")
     parser.add_argument(
-        "--tokens", metavar="N", type=int, default=DEFAULT_TOKENS, help=f"tokens of a prompt (default {DEFAULT_TOKENS})"
+        "--tokens",
+        metavar="N",
+        type=int,
+        default=DEFAULT_TOKENS,
+        help=f"length of the prompt in tokens (default {DEFAULT_TOKENS})",
     )
-    parser.add_argument(
-        "--link-gbps", metavar="GBIT", type=float, help="rate of the link, in 10^9 bits a second: how long it takes"
-    )
+    parser.add_argument("--link-gbps", metavar="GBIT", type=float, help="rate of the link in 10^9 bits a second")
     add_serving_flags(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def add_serving_flags(parser: Flags) -> None:
@@ -49,12 +52,12 @@ def add_serving_flags(parser: Flags) -> None:
 
     ``kv-size`` and ``doctor`` have the same ones.
     """
-    parser.add_argument("--dtype", metavar="NAME", help="the model's number format (default: the config's)")
-    parser.add_argument("--kv-dtype", metavar="NAME", help=f"the KV's: {', '.join(KV_DTYPES)} (default {AUTO})")
-    parser.add_argument("--tp", metavar="N", type=int, help="tensor-parallel ranks (default 1)")
-    parser.add_argument("--block-size", metavar="N", type=int, help=f"tokens of a block (default {BLOCK_SIZE})")
+    parser.add_argument("--dtype", metavar="NAME", help="number format of the model (default: as in its config)")
+    parser.add_argument("--kv-dtype", metavar="NAME", help=f"number format of the KV: {', '.join(KV_DTYPES)} (default {AUTO})")
+    parser.add_argument("--tp", metavar="N", type=int, help="number of tensor-parallel ranks (default 1)")
+    parser.add_argument("--block-size", metavar="N", type=int, help=f"tokens in a block (default {BLOCK_SIZE})")
     parser.add_argument(
-        "--no-hybrid", action="store_true", help="the hybrid KV cache manager of the engines is off: windows keep every token"
+        "--no-hybrid", action="store_true", help="the engines run without the hybrid KV cache manager: windows keep every token"
     )
 
 
@@ -162,12 +165,12 @@ def _print(found: Sizes, tokens: int, link_gbps: float | None) -> None:
         for part, moved in zip(found.parts, request.by_part, strict=True)
     ]
     if len(rows) > 1:
-        rows.append(("", "", "together", f"{found.token_bytes:,}", f"{request.bytes:,}"))
+        rows.append(("", "", "total", f"{found.token_bytes:,}", f"{request.bytes:,}"))
     columns = [
         Column[tuple[str, str, str, str, str]]("layers", lambda row: row[0], right=True),
-        Column("keep", lambda row: row[1]),
+        Column("what", lambda row: row[1]),
         Column("how", lambda row: row[2]),
-        Column("bytes a token", lambda row: row[3], right=True),
+        Column("bytes per token", lambda row: row[3], right=True),
         Column(f"{tokens:,} tokens", lambda row: row[4], right=True),
     ]
     console.print(table(columns, rows, console.width))
@@ -196,10 +199,10 @@ def _sentences(found: Sizes, tokens: int, link_gbps: float | None) -> list[str]:
     ]
     if serving.tp > 1:
         rank = sum(part.rank_token_bytes for part in found.parts)
-        lines.append(f"one rank keeps {rank:,} bytes a token; {serving.tp} ranks move {found.moved_token_bytes:,}")
+        lines.append(f"one rank keeps {rank:,} bytes per token; {serving.tp} ranks move {found.moved_token_bytes:,}")
     if found.state_bytes:
-        lines.append(f"of that, {format_bytes(found.state_bytes)} is state: the same for a prompt of any length")
+        lines.append(f"{format_bytes(found.state_bytes)} of that is state, which does not grow with the prompt")
     if link_gbps is not None:
         took = format_duration(request.transfer_ns(link_gbps * 1e9 / 8))
-        lines.append(f"over {link_gbps:g} Gb/s ({link_gbps / 8:g} GB/s) that is {took} at line rate, before any overhead")
+        lines.append(f"over {link_gbps:g} Gb/s ({link_gbps / 8:g} GB/s) this takes {took} at line rate, without overhead")
     return lines

@@ -1,10 +1,12 @@
 """Show how fast KV moves over each link from P to D, and what slows it.
 
-For each link it shows the rate, the transport (NVLink, PCIe, RDMA, TCP) and the line rate.
+For each link it shows the transfer rate, the transport (NVLink, PCIe, RDMA,
+TCP) and the line rate. The transfer rate counts only the time in which a
+transfer ran. The transport comes from counters of both hosts and from the
+engines' logs; without them it is unknown.
 
-Without times: the last hour, or the hour before the latest hand-off where that is older.
-The rate is over the time in which a transfer was running.
-The transport comes from counters of both hosts and from the engines' logs; without their evidence it is unknown.
+The default period is the last hour, or the hour before the latest KV fetch if
+that is older.
 
 examples:
   handrail links
@@ -32,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``handrail links``."""
     add_source_flags(parser)
     add_period_flags(parser, "KV fetches that began")
-    parser.add_argument("--peer", metavar="HOST[:PORT]", help="of either engine, its host, or the side channel's address")
-    add_limit_flag(parser, "links, those that moved most; the others are one line", DEFAULT_LIMIT, MAX_LIMIT)
-    parser.add_argument("--json", action="store_true", help="the whole answer as one JSON object")
+    parser.add_argument("--peer", metavar="HOST[:PORT]", help="one of the engines, its host, or its side channel")
+    add_limit_flag(parser, "links, those that moved most bytes", DEFAULT_LIMIT, MAX_LIMIT)
+    parser.add_argument("--json", action="store_true", help="print the whole answer as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     question = query_of(LinksQuestion, arguments, now_unix_ns, peer=arguments.peer, limit=arguments.limit)
     from handrail_cli.console import answer_console, waiting
 
-    with closing(row_source(arguments)) as source, waiting(f"asking {source.where}"):
+    with closing(row_source(arguments)) as source, waiting(f"querying {source.where}"):
         answer = source.links(question, now_unix_ns)
     if arguments.json:
         print_document(answer)

@@ -1,6 +1,6 @@
 """Read the metrics page of an engine or a router as the sidecar reads it.
 
-It prints one schema in base units, and what the page cannot show.
+It prints the figures in one schema and in base units, and what the page lacks.
 
 examples:
   handrail metrics http://127.0.0.1:8200/metrics --role decode
@@ -33,26 +33,24 @@ from handrail_sidecar.settings import ROLES
 
 _PIPE_WIDTH: Final = 160
 _SHARES: Final = (0.5, 0.9, 0.99)
-_UNKNOWN: Final = "not known"
+_UNKNOWN: Final = "unknown"
 _STATES: Final = {
     SchemaState.MISSING: "not exported",
     SchemaState.RENAMED: "another version's name",
-    SchemaState.BOTH: "two names, newer read",
-    SchemaState.UNIT_CHANGED: "other unit, converted",
+    SchemaState.BOTH: "two names, the newer is read",
+    SchemaState.UNIT_CHANGED: "another unit, converted",
     SchemaState.UNKNOWN: "perhaps renamed, not read",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``handrail metrics``."""
-    parser.add_argument("page", metavar="URL|FILE", help="the page's address, or a file that holds one")
-    parser.add_argument(
-        "--role", choices=[role.value for role in ROLES], help="which process it is: what is normal depends on it"
-    )
-    parser.add_argument("--engines", metavar="N", type=int, help="data-parallel engines that there should be")
-    parser.add_argument("--agents", metavar="N", type=int, help="transport agents (ranks) that there should be")
-    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=10.0, help="how long an answer may take (default 10)")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("page", metavar="URL|FILE", help="address of the page, or a file that holds one")
+    parser.add_argument("--role", choices=[role.value for role in ROLES], help="role of the process; it decides what is normal")
+    parser.add_argument("--engines", metavar="N", type=int, help="expected number of data-parallel engines")
+    parser.add_argument("--agents", metavar="N", type=int, help="expected number of transport agents (ranks)")
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=10.0, help="longest wait for an answer (default 10)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -63,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not reading.values and not reading.histograms:
         families = len(families_of(page))
         raise CliError(
-            what=f"the page holds none of the families we know ({families} others)" if families else "that is no metrics page",
+            what=f"the page holds no known metric family ({families} unknown ones)" if families else "this is no metrics page",
             where=arguments.page,
             valid="a page of vLLM, SGLang, vllm-router, NIXL, Mooncake, LMCache, Dynamo or TensorRT-LLM",
         )
@@ -168,7 +166,7 @@ def _print(sample: EngineSample, emitters: tuple[str, ...], schema: tuple[Schema
     if sample.histograms:
         console.print()
         console.print(table(histograms, sample.histograms, console.width))
-        console.print(Text("≤ in the lowest bucket, > above the last, ~ interpolated between two bounds", style="dim"))
+        console.print(Text("≤: in the lowest bucket; >: above the last one; ~: interpolated between two bounds", style="dim"))
     if schema or notes:
         console.print()
     for note in schema:

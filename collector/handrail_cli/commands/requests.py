@@ -1,6 +1,6 @@
-"""List requests: newest first, or the slowest.
+"""List requests: the newest first, or the slowest.
 
-The slowest are by time to first token, total, stream gap or any phase.
+--sort ranks by TTFT, by total time, by stream gap or by any phase.
 
 examples:
   handrail requests --since -15m --sort ttft
@@ -33,17 +33,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``handrail requests``."""
     add_source_flags(parser)
     add_period_flags(parser, "requests that started")
-    parser.add_argument("--sort", metavar="NAME", choices=SORTS, default="started", help=f"one of {', '.join(SORTS)}")
-    parser.add_argument("--ascending", action="store_true", help="smallest or oldest first")
+    parser.add_argument(
+        "--sort",
+        metavar="NAME",
+        choices=SORTS,
+        default="started",
+        help=f"sort by {', '.join(SORTS[:-1])} or {SORTS[-1]} (default started)",
+    )
+    parser.add_argument("--ascending", action="store_true", help="list the smallest or oldest first")
     add_limit_flag(parser, "requests", DEFAULT_LIMIT, MAX_LIMIT)
-    parser.add_argument("--scope", choices=SCOPES, help="where it was observed from")
-    parser.add_argument("--outcome", metavar="NAME", choices=[outcome.value for outcome in Outcome], help="how it ended")
-    parser.add_argument("--model", metavar="NAME", help="the model, exactly")
-    parser.add_argument("--instance", metavar="HOST:PORT", help="any process on the path")
-    parser.add_argument("--min-ttft", metavar="DURATION", help="time to first token at least, such as 500ms")
-    parser.add_argument("--finding", metavar="KIND", help="a finding, such as wrong_request")
-    parser.add_argument("--text", metavar="TEXT", help="somewhere in ids, model, addresses, error type or findings")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--scope", choices=SCOPES, help="place where the request was measured")
+    parser.add_argument("--outcome", metavar="NAME", choices=[outcome.value for outcome in Outcome], help="how the request ended")
+    parser.add_argument("--model", metavar="NAME", help="exact name of the model")
+    parser.add_argument("--instance", metavar="HOST:PORT", help="a process on the path")
+    parser.add_argument("--min-ttft", metavar="DURATION", help="TTFT of at least this, such as 500ms")
+    parser.add_argument("--finding", metavar="KIND", help="requests with this finding, such as wrong_request")
+    parser.add_argument("--text", metavar="TEXT", help="text in the ids, model, addresses, error type or findings")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     from handrail_cli.sanitize import cleaned
 
     with closing(row_source(arguments)) as source:
-        with waiting(f"asking {source.where}"):
+        with waiting(f"querying {source.where}"):
             rows = source.requests(query)
         if not rows and not arguments.json:
             print(printable_lines(nothing_found(query, source, now_unix_ns)))
@@ -98,13 +104,13 @@ def request_filter(arguments: argparse.Namespace, now_unix_ns: int) -> RequestFi
 
 def nothing_found(query: RequestFilter, source: Backend, now_unix_ns: int) -> str:
     """Describe what was searched, and what to try next."""
-    searched = f"No request fits: {described(query, now_unix_ns)}. Searched {source.where}."
+    searched = f"No request matches: {described(query, now_unix_ns)}. Searched {source.where}."
     latest = source.requests(RequestFilter(limit=1))
     if not latest:
-        hint = "is there traffic, and do the sidecars send there (handrail sidecar --collector URL)?"
-        return f"{searched}\nIt holds no request at all: {hint}"
+        hint = "check that there is traffic, and that the sidecars send there (handrail sidecar --collector URL)"
+        return f"{searched}\nIt holds no request: {hint}."
     when = format_time(latest[0].started_unix_ns, now_unix_ns)
-    return f"{searched}\nThe latest request there began at {when}: try a wider --since, or leave a filter out."
+    return f"{searched}\nThe latest request there started at {when}: try an earlier --since, or fewer filters."
 
 
 def described(query: RequestFilter, now_unix_ns: int) -> str:

@@ -1,11 +1,15 @@
 """Observe one router or engine process.
 
-It is an inline proxy (--listen, --upstream), a tap for the process's OTLP spans, or both.
+The sidecar is an inline proxy (--listen, --upstream), a tap for the process's
+OTLP spans (--otlp-grpc, --otlp-http), or both.
 
 examples:
-  handrail sidecar --role edge --listen 127.0.0.1:8000 --upstream http://127.0.0.1:8001 --collector https://collector:4318
-  handrail sidecar --role edge --listen 0.0.0.0:8000 --plaintext proxy --upstream http://127.0.0.1:8001
-  handrail sidecar --role decode --instance 10.0.0.7:8200 --otlp-grpc 127.0.0.1:4327
+  handrail sidecar --role edge --listen 127.0.0.1:8000 \\
+    --upstream http://127.0.0.1:8001 --collector https://collector:4318
+  handrail sidecar --role edge --listen 0.0.0.0:8000 --plaintext proxy \\
+    --upstream http://127.0.0.1:8001
+  handrail sidecar --role decode --instance 10.0.0.7:8200 \\
+    --otlp-grpc 127.0.0.1:4327
   handrail sidecar --config decode.yaml
 """
 

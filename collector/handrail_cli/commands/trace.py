@@ -1,9 +1,11 @@
 """Show one request as a waterfall.
 
-It shows where the time went, how certain that is, and how the evidence was joined.
+It shows where the time went, how certain that is, and how the evidence was
+joined.
 
-ID is any id of the request: the client's X-Request-Id, a response id, an engine's or router's id, a trace id, the request's
-own id, or the first characters of one (six or more).
+ID is any id of the request: the client's X-Request-Id, a response id, an
+engine's or router's id, a trace id, Handrail's own id, or the first characters
+of one (at least six).
 
 examples:
   handrail trace user-42-7
@@ -27,9 +29,9 @@ _PIPE_WIDTH: Final = 100
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``handrail trace``."""
-    parser.add_argument("id", metavar="ID")
+    parser.add_argument("id", metavar="ID", help="any id of the request")
     add_source_flags(parser)
-    parser.add_argument("--json", action="store_true", help="the whole answer as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the whole answer as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     any_id = arguments.id.strip().rstrip("…")  # the table shortens ids with an ellipsis
     if not any_id:
         raise CliError(what="the ID is empty", valid="any id of a request, or its first 6 characters", exit_code=EXIT_USAGE)
-    with closing(row_source(arguments)) as source, waiting(f"asking {source.where}"):
+    with closing(row_source(arguments)) as source, waiting(f"querying {source.where}"):
         view = source.find(any_id)
     console = answer_console(in_pipe=_PIPE_WIDTH)
     if view.found is not None:
@@ -56,6 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_document(candidates_to_json(view.candidates))
         return EXIT_FAILED
-    print(f"{len(view.candidates)} requests are known by {any_id!r}; take one by its request id (first column):\n")
+    print(f"{len(view.candidates)} requests have the id {any_id!r}; choose one by its request id (first column):\n")
     console.print(render_requests(cleaned(view.candidates), console.width, own_ids=True))
     return EXIT_FAILED

@@ -211,7 +211,7 @@ def _goodput(comparison: Comparison, width: int) -> Iterator[RenderableType]:
     chosen = {"p99": "gap p99", "max": "longest gap", "mean": "TPOT"}[comparison.objectives.itl_of]
     both = comparison.objectives.itl_of != TPOT
     columns = [
-        Column[_Goodput]("met by", lambda row: row.arm.name if row.first else ""),
+        Column[_Goodput]("arm", lambda row: row.arm.name if row.first else ""),
         Column("rate per GPU", lambda row: rate(row.level.rate / row.arm.gpus), right=True),
         Column("judged", lambda row: f"{row.level.judged:,}"),
         Column("TTFT", lambda row: _share(row.level.met_ttft.value)),
@@ -231,9 +231,11 @@ def _goodput(comparison: Comparison, width: int) -> Iterator[RenderableType]:
     for arm in comparison.arms:
         yield from (_bullet(f"{arm.name}: {each}", width) for each in _bounded(arm, chosen, both))
     if both:
-        yield _bullet(f"the verdict goes by {chosen}; by TPOT is how DistServe defines goodput (--itl-of mean)", width)
+        yield _bullet(f"the verdict uses {chosen}; DistServe defines goodput by TPOT (--itl-of mean)", width)
     if any(len(arm.goodput.levels) == 1 for arm in comparison.arms):
-        yield _bullet("one rate gives a bound; rates on both sides of the goal give a value (several runs with commas)", width)
+        yield _bullet(
+            "one rate gives only a bound; rates on both sides of the goal give a value (several runs with commas)", width
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,11 +248,11 @@ class _Goodput:
 
 def _bounded(arm: ArmReport, chosen: str, both: bool) -> Iterator[str]:
     if not arm.goodput.levels:
-        yield "too few requests can be judged"
+        yield "too few requests to judge"
         return
     yield f"by {chosen} {bounds(arm.goodput)}" + (f"; by TPOT {bounds(arm.goodput_tpot)}" if both else "")
     if arm.goodput.contradicts:
-        yield "a lower rate missed the goal that a higher one reached, so more than the rate differs"
+        yield "a lower rate missed the goal that a higher rate reached, so more than the rate differs"
 
 
 def _handoffs(comparison: Comparison, width: int) -> Iterator[RenderableType]:
@@ -276,13 +278,13 @@ def _handoff(name: str, handoff: HandoffOverhead) -> Iterator[str]:
         yield f"{name}: at least {_within(handoff.at_least_ns)} a request (kv_* phases)"
     yield (
         f"the transfer was measured for {handoff.measured:.0%} of them; the bound is the unattributed time at D or between, "
-        "which holds D's queue as well"
+        "which includes D's queue"
     )
     yield _beside(name, handoff)
 
 
 def _beside(name: str, handoff: HandoffOverhead) -> str:
-    return f"{name}: beside it, router and network between the processes took {_within(handoff.between_ns)} a request"
+    return f"{name}: in addition, router and network between the processes took {_within(handoff.between_ns)} a request"
 
 
 def _within(estimate: Estimate) -> str:
@@ -335,7 +337,7 @@ def _tokens(mean: float | None) -> str:
 def _notes(comparison: Comparison, width: int) -> Iterator[RenderableType]:
     lines = [f"{arm.name}: {note}" for arm in comparison.arms for note in arm.notes]
     if lines:
-        yield Text("To know before believing it", style="bold")
+        yield Text("Limits of this comparison", style="bold")
         yield from (_bullet(each, width) for each in lines)
 
 

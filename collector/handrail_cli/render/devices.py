@@ -82,9 +82,11 @@ def track_lines(hardware: Mapping[str, Any], axis: Axis, scale: str, width: int)
     if len(silent) == len(places):
         if places:
             where = " and ".join(dict.fromkeys(place["host"] for place in places))
-            yield from _wrapped(f"GPUs and links: no samples of {where} in this time; no sidecar there reads them.", "dim", width)
+            yield from _wrapped(
+                f"GPUs and links: no samples from {where} in this time; no sidecar there reads them.", "dim", width
+            )
         return
-    yield Text("GPUs and links meanwhile", style="bold")
+    yield Text("GPUs and links during the request", style="bold")
     yield Text(f"{'':<{axis.name_width}} {'mean':>8} {'peak':>6}  {scale}".rstrip(), style="dim")
     for place in places:
         yield from _wrapped(_heading(place), "dim", width)
@@ -92,7 +94,7 @@ def track_lines(hardware: Mapping[str, Any], axis: Axis, scale: str, width: int)
             yield from _line(shown, axis, _STYLES.get(place["place"], ""))
         for note, style in _notes(place, axis):
             yield from _wrapped(f"  {note}", style, width)
-    height = f"Height: share of all, of a link its line rate, else its own peak; {ZERO} is zero, blank no sample."
+    height = f"Height: share of the maximum; of a link, share of its line rate or peak. {ZERO} means zero, blank no sample."
     yield from _wrapped(height, "dim", width)
 
 
@@ -231,11 +233,11 @@ def _share(value: float) -> str:
 def _notes(place: Mapping[str, Any], axis: Axis) -> Iterator[tuple[str, str]]:
     gpus = [device for device in place["devices"] if device["kind"] == "gpu"]
     if not place["devices"]:
-        yield "no samples of this host in this time: no sidecar there reads its GPUs and links", "dim"
+        yield "no samples from this host in this time: no sidecar there reads its GPUs and links", "dim"
     elif not gpus:
-        yield "no GPU samples: its sidecar reads links only (no NVML there, or GPU sampling is off)", "dim"
+        yield "no GPU samples: its sidecar reads only links (no NVML there, or GPU sampling is off)", "dim"
     elif place["chosen"] != "engine" and len(gpus) > 1:
-        yield f"the host's {len(gpus)} GPUs: nothing says which of them this engine uses", "dim"
+        yield f"the host's {len(gpus)} GPUs: no evidence shows which of them this engine uses", "dim"
     yield from _throttled(gpus)
     if place["devices"]:
         yield from _clock(place, axis)
@@ -249,7 +251,7 @@ def _throttled(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
                 reasons[track["label"]] = reasons.get(track["label"], 0) + 1
     if reasons:
         text = ", ".join(f"{reason} on {count} of {len(gpus)}" for reason, count in sorted(reasons.items()))
-        yield f"clocks held down about then: {text}", "yellow"
+        yield f"throttled around this time: {text}", "yellow"
 
 
 def _clock(place: Mapping[str, Any], axis: Axis) -> Iterator[tuple[str, str]]:
@@ -259,8 +261,8 @@ def _clock(place: Mapping[str, Any], axis: Axis) -> Iterator[tuple[str, str]]:
         return
     host, shift, bound = place["host"], offset["shift_ns"], offset["bound_ns"]
     if bound is None:
-        yield f"drawn by {host}'s own clock; how far it is off the one that 0 is read on is not known", "yellow"
+        yield f"drawn on {host}'s own clock; its offset from the clock of 0 is unknown", "yellow"
         return
-    moved = f"moved by {format_duration(abs(shift))}, by which its clock is {'ahead' if shift > 0 else 'behind'}, and "
-    text = f"{moved if abs(shift) > bound else ''}in its place within ±{format_duration(bound)} ({host}'s clock)"
+    moved = f"shifted by {format_duration(abs(shift))}, since its clock is {'ahead' if shift > 0 else 'behind'}; "
+    text = f"{moved if abs(shift) > bound else ''}placed within ±{format_duration(bound)} ({host}'s clock)"
     yield text, "yellow" if bound * 10 > axis.whole_ns else "dim"

@@ -22,12 +22,12 @@ _MARKS: Final = {CriterionSide.SPLIT: "+", CriterionSide.STAY: "−", CriterionS
 _PLACEMENTS: Final = {
     Placement.SAME_HOST: "Prefill and decode on one host",
     Placement.ACROSS_HOSTS: "Prefill and decode on different hosts",
-    Placement.UNKNOWN: "Where prefill and decode stand to each other is not known",
+    Placement.UNKNOWN: "It is unknown whether prefill and decode share a host",
 }
 _WORTHS: Final = {
     Worth.LIKELY: "Splitting is likely to pay here.",
     Worth.UNLIKELY: "Stay collocated.",
-    Worth.OPEN: "Whether splitting pays here cannot be told yet.",
+    Worth.OPEN: "Cannot tell yet whether splitting pays here.",
 }
 
 NOTHING_JUDGED: Final = (
@@ -93,13 +93,13 @@ def _prediction(facts: Facts, rate: Rate | None) -> list[str]:
     sizes, tokens = facts.sizes, facts.options.tokens
     request = sizes.request(tokens)
     lines = [
-        f"{sizes.shape.architecture}: {sizes.moved_token_bytes:,} bytes a token; "
+        f"{sizes.shape.architecture}: {sizes.moved_token_bytes:,} bytes per token; "
         f"{tokens:,} tokens hand over {format_bytes(request.bytes)}"
     ]
     if rate is None:
         return [
             *lines,
-            "How fast the link is, is not known: --link-gbps, or doctor with --on and --placement on an engine's host.",
+            "The rate of the link is unknown: give --link-gbps, or run doctor with --on and --placement on an engine's host.",
         ]
     took = request.transfer_ns(rate.bytes_per_s)
     lines.append(
@@ -109,7 +109,7 @@ def _prediction(facts: Facts, rate: Rate | None) -> list[str]:
     )
     if rate.best_bytes_per_s:
         best = request.transfer_ns(rate.best_bytes_per_s)
-        lines.append(f"at best {rate.best_bytes_per_s / 1e9:.3g} GB/s: {format_duration(best)}")
+        lines.append(f"at best, {rate.best_bytes_per_s / 1e9:.3g} GB/s: {format_duration(best)}")
     lines.append(f"the rate: {rate.why}")
     lines += [f"assumed: {note}" for note in sizes.shape.assumed]
     return lines

@@ -73,7 +73,7 @@ class GpuListing:
 
 def show_gpus(console: Console, found: GpuListing) -> None:
     """Print the table, the processes, the notes and the absences."""
-    console.print(Text(f"driver {found.driver or 'not told'}, NVML {found.nvml or 'not told'}", style="bold"))
+    console.print(Text(f"driver {found.driver or 'unknown'}, NVML {found.nvml or 'unknown'}", style="bold"))
     console.print()
     console.print(table(_columns(found), found.devices, console.width))
     for index, code in sorted(found.lost.items()):
@@ -86,7 +86,7 @@ def show_gpus(console: Console, found: GpuListing) -> None:
             )
         )
     for uuid, call, seconds in found.stuck:
-        text = f"{call} has not returned for {seconds:.1f} s: the driver hangs; look for Xid errors in the kernel's log"
+        text = f"{call} has not returned for {seconds:.1f} s: the driver hangs; look for Xid errors in the kernel log"
         console.print(Text.assemble((f"{_which(found, uuid)}: ", "bold red"), text))
     _show_processes(console, found)
     for note in found.visible.notes:
@@ -126,12 +126,10 @@ def _show_processes(console: Console, found: GpuListing) -> None:
     console.print()
     console.print(Text("processes", style="bold"))
     for each in found.processes:
-        held = f"{format_gib(each.memory_bytes)} GiB" if each.memory_bytes is not None else "memory not told"
+        held = f"{format_gib(each.memory_bytes)} GiB" if each.memory_bytes is not None else "memory unknown"
         console.print(Text(f"  {_which(found, each.gpu)}: pid {each.pid} {each.name or '?'}, {held}"))
     if not all(each.seen_here for each in found.processes):
-        console.print(
-            Text("  ? holds no GPU as far as can be seen here: pids are the host's, so whose it is cannot be told", style="dim")
-        )
+        console.print(Text("  ?: NVML reports a pid of the host, which has no name in this container", style="dim"))
 
 
 def _show_absences(console: Console, found: GpuListing) -> None:
@@ -149,7 +147,7 @@ def _show_absences(console: Console, found: GpuListing) -> None:
         where.setdefault(product, {})[_number(each.device, found)] = None
     for product, reasons in kinds.items():
         console.print()
-        console.print(Text(f"not available from GPU {', '.join(where[product])} ({product})", style="bold"))
+        console.print(Text(f"not available on GPU {', '.join(where[product])} ({product})", style="bold"))
         for (why, instead), names in reasons.items():
             line = Text.assemble((", ".join(names), "yellow"), f": {why}. Absent {instead}.")
             for part in line.wrap(console, console.width - _INDENT):

@@ -62,7 +62,7 @@ def handoff_lines(fetches: Sequence[FetchRow], width: int) -> Iterator[Text]:
             if text:
                 yield from _wrapped(text, width, "")
         for reported_text in fetch.evidence:
-            yield from _wrapped(f"by {reported_text}", width, "dim")
+            yield from _wrapped(f"evidence: {reported_text}", width, "dim")
 
 
 def kv_tone(fetch: FetchRow) -> str:
@@ -84,8 +84,8 @@ def rate(fetch: FetchRow) -> str:
 
 
 def _ways(fetch: FetchRow) -> str:
-    producer = fetch.producer_instance or fetch.producer_address or fetch.producer_engine_id or "a process that is not known"
-    consumer = fetch.consumer_instance or "nobody yet"
+    producer = fetch.producer_instance or fetch.producer_address or fetch.producer_engine_id or "unknown"
+    consumer = fetch.consumer_instance or "no consumer yet"
     back = fetch.direction == "d_to_p"
     names = ("D", "P") if back else ("P", "D")
     turn = "  (KV of an earlier turn)" if back else ""
@@ -97,7 +97,7 @@ def _amount(fetch: FetchRow) -> str:
     if fetch.bytes_expected is not None and fetch.bytes_expected != fetch.bytes_moved:
         parts.append(f"{format_bytes(fetch.bytes_expected)} expected")
     parts += [f"{fetch.blocks} blocks" if fetch.blocks is not None else "", f"{fetch.tokens} tokens" if fetch.tokens else ""]
-    parts += [f"{fetch.tokens_local} tokens were there" if fetch.tokens_local else "", rate(fetch)]
+    parts += [f"{fetch.tokens_local} tokens were already there" if fetch.tokens_local else "", rate(fetch)]
     parts += [fetch.mode or "", fetch.connector or ""]
     return ", ".join(filter(None, parts))
 
@@ -109,20 +109,22 @@ def _times(fetch: FetchRow) -> str:
             known = name == "handshake" and took == 0
             parts.append("peer known, no handshake" if known else f"{name} {format_duration(took)}")
     if fetch.transfer_ns is not None and fetch.transfer_bound_ns:
-        parts[-1] += f" (its end was seen by a poll: up to {format_duration(fetch.transfer_bound_ns)} less)"
+        parts[-1] += f" (a poll saw its end: up to {format_duration(fetch.transfer_bound_ns)} less)"
     if fetch.notice_ns is not None:
         parts.append(f"seen by the scheduler {format_duration(fetch.notice_ns)} later")
     if fetch.lost_ns is not None:
-        parts.append(f"cost {format_duration(fetch.lost_ns)}")
+        parts.append(f"lost {format_duration(fetch.lost_ns)}")
     return ", ".join(parts)
 
 
 def _lease(fetch: FetchRow) -> str:
     """Describe the lease where it matters; a healthy hand-off gets no text."""
     if fetch.late_ns is not None:
-        return f"read {format_duration(fetch.late_ns)} after its lease had ended"
+        return f"read {format_duration(fetch.late_ns)} after its lease ended"
     if fetch.held_ns is not None and fetch.lease_ns and 2 * fetch.held_ns >= fetch.lease_ns:
-        return f"lay at least {format_duration(fetch.held_ns)} before its read, of a lease of {format_duration(fetch.lease_ns)}"
+        return (
+            f"kept for at least {format_duration(fetch.held_ns)} before the read, of a lease of {format_duration(fetch.lease_ns)}"
+        )
     return ""
 
 
@@ -130,7 +132,7 @@ def _clocks(fetch: FetchRow) -> str:
     if fetch.clock_bound_ns is None:
         return ""
     bound = format_duration(fetch.clock_bound_ns)
-    return f"the two hosts' clocks are related to within {bound}; only how long the KV lay compares them"
+    return f"the clock offset of the two hosts is known within ±{bound}; only the time for which P kept the KV depends on it"
 
 
 def _wrapped(text: str, width: int, style: str) -> Iterator[Text]:

@@ -40,24 +40,24 @@ def render_links(answer: Plain, width: int, now_unix_ns: int, zone: tzinfo | Non
 
 def _period(answer: Plain, zone: tzinfo | None) -> Text:
     since, until = answer["since_unix_ns"], answer["until_unix_ns"]
-    count = f"{'the last ' if answer['limited'] else ''}{counted(answer['kv_fetches'], 'hand-off')}"
-    return Text(f"{dated(since, until, zone)} ({format_duration(until - since)}) · {count} of KV", style="dim")
+    count = f"{'the last ' if answer['limited'] else ''}{counted(answer['kv_fetches'], 'KV fetch', 'KV fetches')}"
+    return Text(f"{dated(since, until, zone)} ({format_duration(until - since)}) · {count}", style="dim")
 
 
 def _other(other: Plain) -> Text:
     slow = f", {other['slow']} of them slow" if other["slow"] else ""
     moved = format_bytes(other["moved_bytes"])
-    return Text(f"  and {other['links']} more (--limit){slow}: {other['kv_fetches']:,} hand-offs, {moved}", style="dim")
+    return Text(f"  and {other['links']} more (--limit){slow}: {other['kv_fetches']:,} KV fetches, {moved}", style="dim")
 
 
 def _nothing(answer: Plain, now_unix_ns: int, zone: tzinfo | None) -> list[RenderableType]:
     latest = answer["latest_unix_ns"]
     if latest is None:
-        hint = "they are told by the plugin in the engines (pip install handrail there, and HANDRAIL_SOCKET)"
-        return [Text("No hand-off of KV is known at all, so no link is."), Text(f"Hand-offs: {hint}.")]
+        hint = "The plugin in the engines reports KV fetches: pip install handrail there and set HANDRAIL_SOCKET."
+        return [Text("No KV fetch is stored, so no link is known."), Text(hint)]
     return [
-        Text("No hand-off of KV of this period fits, so there is no link to tell of."),
-        Text(f"The latest one began at {format_time(latest, now_unix_ns, zone)}: try a wider --since."),
+        Text("No KV fetch in this period matches, so there is no link to show."),
+        Text(f"The latest one began at {format_time(latest, now_unix_ns, zone)}: try an earlier --since."),
     ]
 
 
@@ -79,7 +79,7 @@ def _gigabytes(rate: float) -> str:
     return f"{value:.0f} GB/s" if value >= 100 else f"{value:.1f} GB/s" if value >= 10 else f"{value:.2f} GB/s"
 
 
-def _hand_offs(link: Plain) -> Text:
+def _kv_fetches(link: Plain) -> Text:
     failed = f" ({link['failed']:,} failed)" if link["failed"] else ""
     return Text(f"{link['kv_fetches']:,}{failed}", style="red" if failed else "")
 
@@ -99,14 +99,14 @@ def _p99(link: Plain) -> Text:
 _COLUMNS: Final[tuple[Column[Plain], ...]] = (
     Column[Plain]("", lambda link: Text("▶" if link["findings"] else "", style="yellow")),
     Column("link", _name),
-    Column("hand-offs", _hand_offs, 5, right=True),
+    Column("KV fetches", _kv_fetches, 5, right=True),
     Column("moved", lambda link: format_bytes(link["moved_bytes"] or None), 4, right=True),
-    Column("while transferring", lambda link: Text(_rate(link), style="yellow" if link["slow"] else ""), right=True),
+    Column("transfer rate", lambda link: Text(_rate(link), style="yellow" if link["slow"] else ""), right=True),
     Column("line rate", lambda link: _gigabytes(link["line_rate"]) if link["line_rate"] else NONE, 6, right=True),
     Column("share", _share, 7, right=True),
     Column("median", lambda link: duration(link["transfer"] and link["transfer"]["p50_ns"]), 8, right=True),
     Column("p99", _p99, 3, right=True),
-    Column("by", lambda link: Text(link["transport"], style="dim" if link["transport"] == "unknown" else "")),
+    Column("transport", lambda link: Text(link["transport"], style="dim" if link["transport"] == "unknown" else "")),
 )
 
 
@@ -119,15 +119,15 @@ def _transport_text(link: Plain, width: int) -> Iterator[RenderableType]:
         if finding["advice"]:
             yield from _wrapped(f"  {finding['advice']}", width, "")
     for evidence in link["evidence"]:
-        yield from _wrapped(f"by {evidence}", width, "dim")
+        yield from _wrapped(f"evidence: {evidence}", width, "dim")
     for other in link["examined"]:
         yield from _wrapped(other, width, "dim")
     if not link["bytes_counted"] and link["moved_bytes"]:
-        yield from _wrapped("bytes are those of the blocks: the transport did not count them", width, "dim")
+        yield from _wrapped("bytes: size of the blocks, since the transport did not count bytes", width, "dim")
     for device in link["devices"]:
         if device["carried"] and device["peak"]:
             way, peak = max(device["peak"].items(), key=lambda each: float(each[1]))
-            rates = f"{_gigabytes(device['mean'][way])} on average, {_gigabytes(peak)} at most in a second"
+            rates = f"{_gigabytes(device['mean'][way])} on average, {_gigabytes(peak)} in the busiest second"
             yield from _wrapped(f"{device['device']} at {device['host']}: {way} {rates}", width, "dim")
 
 

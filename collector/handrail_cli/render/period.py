@@ -47,7 +47,7 @@ _BOUND: Final = {
     "compute_bound": "compute-bound",
     "memory_bound": "memory-bound",
     "balanced": "balanced between compute and memory",
-    "unknown": "not known whether compute-bound or memory-bound",
+    "unknown": "unknown whether compute-bound or memory-bound",
 }
 _UNDER: Final = " " * 14
 
@@ -70,7 +70,7 @@ def render_first(answer: Plain) -> RenderableType:
     parts: list[RenderableType] = []
     for scope in answer["scopes"]:
         parts += [Text(f"{scope['scope']} (first answer, times within 1 %)", style="bold"), *_sentences(scope)]
-    return Group(*parts, Spinner("dots", "reading every row for the exact answer; Ctrl-C ends"))
+    return Group(*parts, Spinner("dots", "reading all rows for the exact answer; Ctrl-C stops"))
 
 
 def source_flags(data: Path | None, api: str | None) -> tuple[str, ...]:
@@ -89,15 +89,15 @@ def _period(answer: Plain, now_unix_ns: int, zone: tzinfo | None) -> Text:
 def _nothing(answer: Plain, now_unix_ns: int, zone: tzinfo | None) -> list[RenderableType]:
     latest = answer["latest_unix_ns"]
     if latest is None:
-        return [Text("No request at all is stored: is there traffic, and do the sidecars send here?")]
+        return [Text("No request is stored. Check that there is traffic, and that the sidecars send here (--collector).")]
     if answer["model"] and answer["models"]:
         return [
             Text(f"There is no request of the model {answer['model']!r} in this period, so there is nothing to explain."),
             Text(f"Models of this period, nearest known: {', '.join(answer['models'])}."),
         ]
     return [
-        Text("No request of this period fits, so there is nothing to explain."),
-        Text(f"The latest request began at {format_time(latest, now_unix_ns, zone)}: try a wider --since."),
+        Text("No request in this period matches, so there is nothing to explain."),
+        Text(f"The latest request began at {format_time(latest, now_unix_ns, zone)}: try an earlier --since."),
     ]
 
 
@@ -204,8 +204,8 @@ def _causes(tail: Plain, width: int, now_unix_ns: int, zone: tzinfo | None) -> I
     causes = tail["causes"]
     if causes is None or not causes["named"]:
         return
-    yield Text("\n  Causes of the slowest, one by one", style="bold")
-    rest = ((causes["ambiguous"], "two grew alike"), (causes["at_base_rate"], "nothing unusual"))
+    yield Text("\n  Causes of the slowest requests", style="bold")
+    rest = ((causes["ambiguous"], "ambiguous"), (causes["at_base_rate"], "nothing unusual"))
     others = [{"requests": count, "share": count / causes["slow"], "what": what} for count, what in rest if count]
 
     def started(each: Plain) -> Text:
@@ -216,7 +216,7 @@ def _causes(tail: Plain, width: int, now_unix_ns: int, zone: tzinfo | None) -> I
         Column[Plain]("requests", lambda each: f"{each['requests']:,}", right=True),
         Column("share", lambda each: _percent(each["share"]), 6, right=True),
         Column("cause", lambda each: Text(each["what"], "dim") if "what" in each else Text(_cause(each), "yellow")),
-        Column("at", lambda each: each["place"] or "not known" if "place" in each else ""),
+        Column("at", lambda each: each["place"] or "unknown" if "place" in each else ""),
         Column("longer by", lambda each: format_duration(each["excess_ns"]) if "place" in each else "", right=True),
         Column("typical", lambda each: format_duration(each["baseline_ns"]) if each.get("why") == "" else "", 3, right=True),
         Column("started between", started, 4),
@@ -232,7 +232,7 @@ def _phases(tail: Plain, width: int) -> Iterator[RenderableType]:
     grown = [phase for phase in tail["phases"] if abs(phase["share"]) >= _SHARE_OF_NOTE][:_PHASES]
     if not grown:
         return
-    yield Text(f"\n  Where the {format_duration(tail['excess_ns'])} lie (means)", style="bold")
+    yield Text(f"\n  Where the extra {format_duration(tail['excess_ns'])} went (means)", style="bold")
     columns = [
         Column[Plain]("phase", lambda phase: Text(_phase(phase), style="dim" if _unattributed(phase) else "")),
         Column("middle half", lambda phase: format_duration(phase["baseline_ns"]), 4, right=True),
@@ -260,7 +260,7 @@ def _share_bar(phase: Plain) -> str:
 
 
 def _stalls(stalls: Plain, width: int) -> Iterator[RenderableType]:
-    yield Text("\n  Why streams stood still (the longest stalls of each)", style="bold")
+    yield Text("\n  Why streams stalled (the longest stalls of each)", style="bold")
     columns = [
         Column[Plain]("cause", lambda each: Text(each["cause"], "dim" if each["cause"] == "unknown" else "yellow")),
         Column("stalls", lambda each: f"{each['stalls']:,}", right=True),
@@ -268,7 +268,7 @@ def _stalls(stalls: Plain, width: int) -> Iterator[RenderableType]:
         Column("of the longest", lambda each: _known(each["longest_share"], _percent), 5, right=True),
         Column("events", lambda each: f"{each['events']:,}", 6, right=True),
         Column("one every", lambda each: _known(each["every_ns"], format_duration), 2, right=True),
-        Column("in all", lambda each: format_duration(each["gap_ns"]), 4, right=True),
+        Column("total", lambda each: format_duration(each["gap_ns"]), 4, right=True),
         Column("times as often", lambda each: _known(each["lift"], _times), 3, right=True),
         Column("most at", lambda each: f"{each['host']} ({_percent(each['host_share'])})" if each["host"] else "", 5),
     ]
@@ -291,7 +291,7 @@ def _contrasts(found: Sequence[Plain], width: int, title: str, query: str, other
     shown = [each for each in found if each["stands_out"]] or [each for each in found if each["above_chance"]][:_HINTS]
     if not shown:
         return
-    note = "" if any(each["stands_out"] for each in shown) else ": nothing clearly"
+    note = "" if any(each["stands_out"] for each in shown) else ": nothing significant"
     yield Text(f"\n  {title}{note}", style="bold")
     columns = [
         Column[Plain]("", _marked),
@@ -323,10 +323,10 @@ def next_commands(answer: Plain, flags: Sequence[str] = ()) -> list[str]:
     for scope in answer["scopes"]:
         causes = (scope["ttft"] or {}).get("causes") or {"named": (), "examples": ()}
         for named in causes["named"][:_TRACES]:
-            where, cause = named["place"] or "a place not known", _cause(named)
+            where, cause = named["place"] or "an unknown place", _cause(named)
             lines.append(f"handrail trace {named['examples'][0]}{source}    # {cause} at {where}")
         if not causes["named"] and causes["examples"]:
-            lines.append(f"handrail trace {causes['examples'][0]}{source}    # a typical one of the slowest, {scope['scope']}")
+            lines.append(f"handrail trace {causes['examples'][0]}{source}    # a typical slow one, {scope['scope']}")
     until = -(-answer["until_unix_ns"] // _SECOND) * _SECOND
     times = f" --since {_utc(answer['since_unix_ns'])} --until {_utc(until)}"
     lines.append(f"handrail requests --sort ttft{times}{source}")

@@ -105,7 +105,7 @@ def _sure(stall: StallRow) -> str:
     if stall.doubt is None:
         return ""
     if stall.lift is None:
-        return "measured, no inference"
+        return "measured, not inferred"
     doubt = f"{100 * stall.doubt:.1g}" if stall.doubt >= 0.0005 else "<0.1"
     return f"{stall.lift:,.3g} times as often as without a stall, by chance in {doubt} %"
 

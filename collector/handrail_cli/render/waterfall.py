@@ -56,7 +56,7 @@ def render_waterfall(answer: RequestAnswer, width: int = 100, *, zone: tzinfo | 
         ("", _phases(row, width)),
         ("", _tracks(row, answer.hardware, width)),
         ("Unattributed", _unattributed(row, width)),
-        ("KV hand-off", handoff_lines(answer.fetches, width)),
+        ("KV fetches", handoff_lines(answer.fetches, width)),
         ("Stream", _stream(row, width)),
         ("Stalls", stall_lines(row, answer.stalls, width)),
         ("How the evidence was joined", _joins(row, width)),
@@ -112,7 +112,7 @@ def _tokens(row: RequestRow) -> str:
     parts = []
     if row.prompt_tokens is not None:
         saved = [f"{row.cached_tokens} cached" if row.cached_tokens else ""]
-        saved += [f"{row.kv_returned_tokens} taken back from D" if row.kv_returned_tokens else ""]
+        saved += [f"{row.kv_returned_tokens} fetched back from D" if row.kv_returned_tokens else ""]
         text = ", ".join(filter(None, saved))
         parts.append(f"{row.prompt_tokens} tokens in{f' ({text})' if text else ''}")
     if row.output_tokens is not None:
@@ -127,7 +127,7 @@ def _path(row: RequestRow) -> list[str]:
         ("P", row.prefill_instance),
         ("D", row.decode_instance),
     ]
-    seen = [f"{name} {instance}" for name, instance in stops if instance] or ["no process is known by name"]
+    seen = [f"{name} {instance}" for name, instance in stops if instance] or ["no process has a name"]
     if row.prefill_attempts > 1:
         seen[-1] += f" ({row.prefill_attempts} prefill attempts)"
     return seen
@@ -171,7 +171,7 @@ def _where_time_went(row: RequestRow) -> str:
     meaning = "spent in one of the phases named below" if top.may_be else glossary.plain(top.phase, glossary.PHASE)
     paused_ns = {"prefill": row.prefill_paused_ns, "decode": row.decode_paused_ns}.get(top.process) or 0
     if 2 * paused_ns >= top.duration_ns:
-        meaning = "while a process of that engine stood still"
+        meaning = "while a process of that engine was paused"
     return f"{top.phase}{at}: {format_duration(top.duration_ns)} of the {subject} ({share}), {meaning}."
 
 
@@ -271,7 +271,7 @@ def _legend(row: RequestRow, ordered: Sequence[PhaseRow], width: int) -> Iterato
         yield from _prose(reported_text, width, style="dim")
     spread = next((phase for phase in ordered if phase.phase == Phase.ROUTER_AND_HOPS.value), None)
     if spread is not None and spread.duration_ns * 20 >= whole_ns(row):
-        text = "router_and_hops is exact as a sum; its parts before P, between P and D and after D are not known."
+        text = "router_and_hops is exact as a sum; its parts before P, between P and D and after D are unknown."
         yield from _prose(text, width, style="dim")
 
 
@@ -288,7 +288,7 @@ def _unattributed(row: RequestRow, width: int) -> Iterator[Text]:
             yield from _prose(f"{what}: any of {', '.join(phase.may_be)}.", width, indent=2)
             continue
         else:
-            yield from _prose(f"{what}; no evidence says which of:", width, indent=2)
+            yield from _prose(f"{what}; no evidence shows which of:", width, indent=2)
             for name in phase.may_be:
                 yield from _prose(f"{name:<18} {glossary.plain(name, glossary.PHASE)}", width, indent=4, hang=19)
         yield from _prose(_advice(phase.process, seen), width, indent=2)
@@ -297,16 +297,16 @@ def _unattributed(row: RequestRow, width: int) -> Iterator[Text]:
 def _advice(place: str, seen: set[str]) -> str:
     """Return what would separate the hidden phases."""
     if place not in ("prefill", "decode"):
-        return "A sidecar beside each process on the path, or the router's own spans, would tell them apart."
+        return "A sidecar beside each process on the path, or the router's own spans, would separate them."
     letter = glossary.PLACE[place]
     if f"{place}:otlp" not in seen:
         return (
-            f"{letter}'s own spans would tell more: point its OTLP exporter at its sidecar (handrail sidecar --otlp-grpc). "
-            "If it is, and clients send no traceparent, give the edge --new-traces sampled."
+            f"{letter}'s own spans would show more: point its OTLP exporter at its sidecar (handrail sidecar --otlp-grpc). "
+            "If it already does, and clients send no traceparent, give the edge --new-traces sampled."
         )
     if f"{place}:proxy" not in seen:
         return f"An inline sidecar in front of {letter} (handrail sidecar --listen) would narrow it."
-    return f"{letter}'s own span does not tell them apart."
+    return f"{letter}'s own span does not separate them."
 
 
 def _stream(row: RequestRow, width: int) -> Iterator[Text]:
@@ -321,14 +321,14 @@ def _stream(row: RequestRow, width: int) -> Iterator[Text]:
 def _findings(row: RequestRow, width: int) -> Iterator[Text]:
     reports: list[tuple[str, str]] = []
     if row.version == 0:
-        reports.append(("- provisional: still open; what is still to come will change it", "yellow"))
+        reports.append(("- provisional: the request is still open; this may change", "yellow"))
     if row.kv_outcome not in (None, "ok", "unknown"):
-        reports.append((f"! KV load {row.kv_outcome}: {glossary.plain(row.kv_outcome or '', glossary.KV_OUTCOME)}", "red"))
+        reports.append((f"! KV fetch {row.kv_outcome}: {glossary.plain(row.kv_outcome or '', glossary.KV_OUTCOME)}", "red"))
     for finding in row.findings:
         severe = finding.partition(":")[0] in glossary.SEVERE_FINDINGS
         reports.append((f"! {glossary.finding(finding)}", "red" if severe else "yellow"))
     if not row.complete:
-        reports.append(("- incomplete: a process known to be on the path gave no evidence", "yellow"))
+        reports.append(("- incomplete: a process on the path sent no evidence", "yellow"))
     reports += [(f"- {hint}: {glossary.plain(hint, glossary.HINT)}", "") for hint in row.hints]
     for text, style in reports:
         yield from _prose(text, width, indent=2, hang=2, style=style)
@@ -377,17 +377,17 @@ def standstill(row: RequestRow) -> str | None:
     None where no process paused, or where nothing shows it.
     """
     pauses = (("P", row.prefill_paused_ns or 0), ("D", row.decode_paused_ns or 0))
-    lines = [f"{name}'s for {format_duration(ns)}" for name, ns in pauses if ns >= PAUSED_NS]
+    lines = [f"at {name} for {format_duration(ns)}" for name, ns in pauses if ns >= PAUSED_NS]
     if not lines:
         return None
-    return f"Of the time to first token a process of the engine stood still (host_pause): {' and '.join(lines)}."
+    return f"A process of the engine was paused before the first token (host_pause): {' and '.join(lines)}."
 
 
 def slowness(baseline: Mapping[str, Any]) -> str:
     """Describe ``baseline``, as docs/http-api.md defines it."""
     if baseline["verdict"] == "cannot_tell":
-        known = f"{baseline['compared']:,} requests like it are known from around that time"
-        return f"Whether that is slow for its size cannot be told: {known}, {baseline['needed']} are needed."
+        known = f"{baseline['compared']:,} similar requests around that time"
+        return f"Cannot tell whether that is slow for its size: {known}, {baseline['needed']} needed."
     late, compared = baseline["late_ns"], f"{baseline['compared']:,} around it"
     size = _size(baseline["uncached_tokens"])
     if baseline["verdict"] == "slow":
@@ -407,12 +407,12 @@ def _though(baseline: Mapping[str, Any]) -> bool:
 
 def _grown(baseline: Mapping[str, Any]) -> str:
     if baseline["phase"] is not None:
-        often = ", as in many others there and then" if baseline["significant"] else ""
+        often = ", as in many others at that place and time" if baseline["significant"] else ""
         return f"{_place(baseline)} +{format_duration(baseline['excess_ns'])}{often}"
     if len(baseline["ambiguous"]) > 1:
         at = f" at {baseline['place']}" if baseline["place"] else ""
-        return f"{' and '.join(baseline['ambiguous'])}{at} grew too much alike to say which it was"
-    return "no phase grew by more than such phases ordinarily do"
+        return f"{' and '.join(baseline['ambiguous'])}{at} grew by similar amounts, so the cause is ambiguous"
+    return "no phase grew by more than its usual variation"
 
 
 def _place(baseline: Mapping[str, Any]) -> str:
@@ -421,7 +421,7 @@ def _place(baseline: Mapping[str, Any]) -> str:
 
 def _size(tokens: int | None) -> str:
     if tokens is None:
-        return "prompts of any size (its own is not known)"
+        return "prompts of any size (its own size is unknown)"
     return f"{tokens / 1000:.1f}k-token prompts" if tokens >= 1000 else f"{tokens}-token prompts"
 
 

@@ -46,7 +46,7 @@ def parse_compare(pairs: Iterable[tuple[str, str]], root: Path, now_unix_ns: int
     typed = [read[name] for name in _ARMS if name in given]
     names = [name or letter.upper() for (name, _), letter in zip(typed, _ARMS, strict=False)]
     if len(set(names)) < len(names):
-        raise _wrong(f"two arms have one name: {', '.join(names)}", "names that differ")
+        raise _wrong(f"two arms have the same name: {', '.join(names)}", "names that differ")
     arms = tuple(
         Arm(
             name=name,

@@ -51,8 +51,7 @@ def _pools_rate(name: str) -> str:
 BOARD: Final = Board(
     "decode",
     "Handrail / Decode",
-    "Whether streams run smoothly: gaps, stalls and their causes, batch and KV cache, preemptions, and whether P and D are "
-    "in balance.",
+    "Do streams run smoothly: gaps, stalls and their causes, batch and KV cache, preemptions, and the balance of P and D.",
     (
         PanelRow(
             "Do streams run smoothly?",
@@ -73,8 +72,8 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Stalls",
-                    "Streams of this time range that stood still, each counted by its longest stall (a gap far above the "
-                    "stream's own median).",
+                    "Streams of this time range that stalled, each counted once, by its longest stall (a gap far above "
+                    "the stream's own median).",
                     "none",
                     total(increase(joined_model("handrail_stalls_total"))),
                     once=True,
@@ -83,7 +82,7 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Preemptions",
-                    "Requests of this time range that engines threw out of the batch, to be computed again.",
+                    "Requests that engines preempted in this time range. An engine recomputes their KV.",
                     "none",
                     total(pooled(increase(own("handrail_engine_preemptions_total")))),
                     once=True,
@@ -100,7 +99,7 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Hung engines",
-                    "Engines that make no progress while requests wait, though /health may say 200.",
+                    "Engines that make no progress while requests wait, although /health may return 200.",
                     "none",
                     total(pooled(own("handrail_engine_hung"))),
                     decimals=0,
@@ -130,8 +129,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Time per token by pool",
-                    "Between tokens (ITL), where continuous usage or token ids tell how many a chunk has. Else only the "
-                    "mean of each whole answer is known, which hides its stalls.",
+                    "Time between tokens (ITL), where continuous usage or token ids show how many tokens a chunk has. "
+                    "Elsewhere only the mean of each whole answer is known, which hides its stalls.",
                     "s",
                     *(
                         PanelQuery(quantile(share, live("handrail_itl_seconds_bucket"), "role"), f"{{{{role}}}} ITL {word}")
@@ -150,8 +149,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Stalls a minute, by cause",
-                    "Stalls a minute by what made them, as the collector names it with evidence; `unknown` where there is "
-                    "none. The longest of each stream; some seconds late.",
+                    "Stalls a minute by cause, as the collector finds it from evidence; `unknown` where there is none. "
+                    "Only the longest stalls of each stream count. The figures are some seconds late.",
                     "none",
                     PanelQuery(f"60 * {total(rate(joined_model('handrail_stalls_total')), 'cause')}", "{{cause}}"),
                     width=8,
@@ -162,8 +161,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Worst engines: gap p99",
-                    "The sidecars with the highest p99 of gaps at this moment: one slow engine among many does not "
-                    "show in the pool's.",
+                    "The sidecars with the highest p99 of gaps now: one slow engine among many does not show in the "
+                    "pool's figure.",
                     "s",
                     PanelQuery(
                         highest(quantile(0.99, live("handrail_stream_gap_seconds_bucket"), "role", "instance")),
@@ -175,7 +174,7 @@ BOARD: Final = Board(
                 ),
                 bars(
                     "Stalls of this time range, by cause",
-                    "How many stalls each cause made. `handrail explain` says how much more often than by chance.",
+                    "Number of stalls by cause. `handrail explain` shows how much more often than by chance the evidence occurs.",
                     "none",
                     PanelQuery(total(increase(joined_model("handrail_stalls_total")), "cause"), "{{cause}}"),
                     width=6,
@@ -184,7 +183,7 @@ BOARD: Final = Board(
                 ),
                 table(
                     "Models",
-                    "Each model's gaps, and the mean time per token of its answers, at each role; longest gaps first.",
+                    "Gaps of each model and role, and the mean time per token of its answers; the longest gaps first.",
                     {"model_name": "Model", "role": "Role"},
                     PanelQuery(
                         quantile(0.99, live("handrail_stream_gap_seconds_bucket"), "model_name", "role"), "Gap p99", unit="s"
@@ -212,7 +211,7 @@ BOARD: Final = Board(
                 ),
                 series(
                     "KV cache in use",
-                    "The fullest engines. Above 95 % the next request waits or another is preempted.",
+                    "The fullest engines. Above 95 %, the next request waits or another one is preempted.",
                     "percentunit",
                     PanelQuery(highest(_engines("kv_cache_usage_ratio")), f"{{{{role}}}} {_ENGINE}"),
                     width=8,
@@ -223,8 +222,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Waiting and preempted",
-                    "Requests that wait for the scheduler, the engines with most, and preemptions a minute. At a vLLM decode the "
-                    "waiting ones include those whose KV is still being pulled.",
+                    "Requests that wait for the scheduler, on the engines with most of them, and preemptions a minute. "
+                    "On a vLLM decode engine, the waiting requests include those whose KV fetch is still open.",
                     "none",
                     PanelQuery(highest(_engines("requests_waiting")), f"{{{{role}}}} {_ENGINE}"),
                     PanelQuery(f"60 * {_pools_rate('preemptions_total')} > 0", "{{role}}: preempted a minute"),
@@ -239,8 +238,8 @@ BOARD: Final = Board(
             (
                 series(
                     "Waiting, by pool",
-                    "Requests that wait at all engines of a role. One pool waits and the other does not: they are out of "
-                    "balance.",
+                    "Requests that wait at all engines of a role. If one pool waits and the other does not, they are "
+                    "out of balance.",
                     "none",
                     PanelQuery(_pools("requests_waiting"), "{{role}}"),
                     width=8,
@@ -249,7 +248,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "KV cache in use, mean and fullest of a pool",
-                    "Mean over the engines of a role, and the fullest of them: far apart, the router spreads badly.",
+                    "Mean over the engines of a role, and the fullest of them. If they are far apart, the router "
+                    "distributes requests unevenly.",
                     "percentunit",
                     PanelQuery(mean(pooled(own("handrail_engine_kv_cache_usage_ratio")), "role"), "{{role}} mean"),
                     PanelQuery(worst(pooled(own("handrail_engine_kv_cache_usage_ratio")), "role"), "{{role}} fullest"),
@@ -260,8 +260,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Tokens a second, by pool",
-                    "Prompt tokens and generated tokens as the engines of each role count them. P should do the first, D "
-                    "the second.",
+                    "Prompt tokens and generated tokens as the engines of each role count them. P should process the "
+                    "prompts, D should generate.",
                     "none",
                     PanelQuery(_pools_rate("prompt_tokens_total"), "{{role}} prompt"),
                     PanelQuery(_pools_rate("generation_tokens_total"), "{{role}} generated"),

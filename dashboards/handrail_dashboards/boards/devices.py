@@ -74,14 +74,14 @@ def _over(how: str, name: str) -> str:
 BOARD: Final = Board(
     "gpu-links",
     "Handrail / GPU and links",
-    "Compute-bound or memory-bound, utilisation, power, throttling, and what NVLink, PCIe, RDMA ports and NICs carry.",
+    "Compute-bound or memory-bound, utilisation, power, throttling, and the traffic of NVLink, PCIe, RDMA ports and NICs.",
     (
         PanelRow(
-            "Is a device ill?",
+            "Is a device faulty?",
             (
                 stat(
                     "GPUs",
-                    "GPUs that answer, each once however many sidecars read it. MIG devices count one each.",
+                    "GPUs that answer. Each counts once, even if several sidecars read it. Each MIG device counts as one.",
                     "none",
                     f"count({worst(_gpu('memory_total_bytes'), _ONCE)})",
                     decimals=0,
@@ -89,7 +89,8 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Lost",
-                    "GPUs that do not answer: off the bus, or the driver hangs. One that several sidecars read counts for each.",
+                    "GPUs that do not answer: off the bus, or the driver hangs. A GPU counts once for each sidecar that"
+                    " reads it.",
                     "none",
                     total(_gpu("lost")),
                     decimals=0,
@@ -97,9 +98,9 @@ BOARD: Final = Board(
                     no_value=_NO_GPU,
                 ),
                 stat(
-                    "Held down now",
-                    "GPUs whose clocks are held down by heat, power brake or hardware slowdown. The power cap is not "
-                    "counted here: at full load it is normal.",
+                    "Throttled now",
+                    "GPUs that are throttled by heat, power brake or hardware slowdown. The power cap is not counted "
+                    "here: at full load it is normal.",
                     "none",
                     f"count({worst(_gpu('throttled', _HELD), _ONCE)} > 0) or 0 * count({_gpu('throttled')})",
                     decimals=0,
@@ -117,7 +118,7 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Xid errors",
-                    "Errors that drivers reported in this time range. The table says which.",
+                    "Errors that drivers reported in this time range. The table lists them.",
                     "none",
                     total(worst(counted(_gpu("xid_errors_total")), _ONCE, "xid")),
                     once=True,
@@ -127,7 +128,7 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Ports down",
-                    "RDMA ports and NICs that were chosen to be sampled and cannot carry data.",
+                    "Sampled RDMA ports and NICs that cannot carry data.",
                     "none",
                     f"count({own('handrail_link_up')} == 0) or 0 * count({own('handrail_link_up')})",
                     decimals=0,
@@ -141,8 +142,8 @@ BOARD: Final = Board(
             (
                 series(
                     "Tensor pipes and memory bandwidth, by pool",
-                    "Mean over the GPUs of a role. Tensor far above memory: compute-bound, as prefill should be. Memory far "
-                    "above tensor: memory-bound, as decode is.",
+                    "Mean over the GPUs of a role. Tensor far above memory: compute-bound, as prefill should be. Memory"
+                    " far above tensor: memory-bound, as decode usually is.",
                     "percentunit",
                     PanelQuery(mean(pooled(_gpu("tensor_active_ratio")), "role"), "{{role}} tensor"),
                     PanelQuery(mean(pooled(_gpu("dram_active_ratio")), "role"), "{{role}} memory"),
@@ -153,8 +154,8 @@ BOARD: Final = Board(
                 ),
                 table(
                     "Pools",
-                    "Mean and peak of the range for each role: a mean hides bursts. `handrail explain` says what bounds a "
-                    "pool, and how sure that is.",
+                    "Mean and peak of the range for each role, since a mean hides bursts. `handrail explain` shows what"
+                    " bounds a pool, and how certain that is.",
                     {"role": "Role"},
                     PanelQuery(_over("avg", "tensor_active_ratio"), "Tensor mean", unit="percentunit"),
                     PanelQuery(_over("max", "tensor_active_ratio"), "Tensor peak", unit="percentunit"),
@@ -171,8 +172,8 @@ BOARD: Final = Board(
             (
                 series(
                     "Streaming multiprocessors active",
-                    "Share of a GPU's multiprocessors that were busy, by pool. Where there is no performance monitoring: "
-                    "the share of time in which any kernel ran, which says less.",
+                    "Share of a GPU's multiprocessors that were busy, by pool. Without performance monitoring: the "
+                    "share of time in which any kernel ran, which shows less.",
                     "percentunit",
                     PanelQuery(mean(pooled(_gpu("sm_active_ratio")), "role"), "{{role}} mean"),
                     PanelQuery(worst(pooled(_gpu("sm_active_ratio")), "role"), "{{role}} highest"),
@@ -188,7 +189,7 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Power against its limit",
-                    "The GPUs nearest to their enforced limit. At 100 % the power cap holds the clocks down.",
+                    "The GPUs nearest to their enforced limit. At 100 %, the power cap throttles the clocks.",
                     "percentunit",
                     PanelQuery(
                         highest(each_of(worst(_gpu("power_watts"), *_EACH), worst(_gpu("power_limit_watts"), *_EACH), *_EACH)),
@@ -199,8 +200,8 @@ BOARD: Final = Board(
                     no_value=_NO_GPU,
                 ),
                 series(
-                    "Held down, by reason",
-                    "Share of the time in which each policy held the clocks down, worst GPU of each host.",
+                    "Throttling, by reason",
+                    "Share of the time in which each policy throttled the clocks, for the worst GPU of each host.",
                     "percentunit",
                     PanelQuery(
                         highest(worst(rate(_gpu("throttled_seconds_total")), "instance", "policy") + " > 0"),
@@ -212,7 +213,7 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Memory in use",
-                    "Share of device memory, the fullest GPUs. Engines reserve it at start: flat is normal.",
+                    "Share of device memory in use, the fullest GPUs. Engines reserve memory at start, so a flat line is normal.",
                     "percentunit",
                     PanelQuery(
                         each_of(worst(_gpu("memory_used_bytes"), *_EACH), worst(_gpu("memory_total_bytes"), *_EACH), *_EACH), _GPU
@@ -231,7 +232,7 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Clock of the multiprocessors",
-                    "The slowest GPUs: share of the highest clock that the product may run at. Low while idle is normal.",
+                    "The slowest GPUs, as a share of the highest clock of the product. A low clock while idle is normal.",
                     "percentunit",
                     PanelQuery(
                         lowest(
@@ -266,8 +267,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "PCIe against its line rate",
-                    "The fullest: share of what the lanes and generation of a GPU's PCIe can carry each way. The line may "
-                    "be trained lower than this.",
+                    "The fullest: share of what the lanes and generation of a GPU's PCIe can carry each way. The link "
+                    "may be trained to a lower rate.",
                     "percentunit",
                     PanelQuery(
                         _of_line(rate(_gpu("pcie_bytes_total")), _gpu("pcie_line_bytes_per_second")), f"{_GPU} {{{{direction}}}}"
@@ -278,7 +279,7 @@ BOARD: Final = Board(
                 ),
                 table(
                     "Errors of this time range",
-                    "Xid, ECC, NVLink errors and PCIe replays, those that happened.",
+                    "Xid, ECC and NVLink errors and PCIe replays that happened.",
                     {"instance": "Sidecar", "gpu": "GPU", "what": "What", "which": "Which"},
                     PanelQuery(" or ".join(_ERRORS), "Times", unit="none", steps=((0, ORANGE),)),
                     sort="-Times",
@@ -299,7 +300,7 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Against the line rate: mean and peak second",
-                    "The fullest ports. The peak is the highest second of the last minute: hand-offs come in bursts "
+                    "The fullest ports. The peak is the highest second of the last minute: KV fetches come in bursts "
                     "that a mean hides.",
                     "percentunit",
                     PanelQuery(
@@ -315,7 +316,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Errors and congestion",
-                    "Errors, drops, repeats and signs of congestion a second, by the driver's own names; those that happen.",
+                    "Errors, drops, retransmissions and signs of congestion a second, by the driver's own names. Only "
+                    "counters that grow are shown.",
                     "cps",
                     PanelQuery(highest(rate(own("handrail_link_errors_total")) + " > 0"), "{{instance}} {{device}} {{error}}"),
                     PanelQuery(

@@ -77,16 +77,16 @@ def _met(slo: str, *by: str) -> str:
 BOARD: Final = Board(
     "fleet",
     "Handrail / Fleet",
-    "Is it bad, for whom, and where: SLO, goodput, time to first token and stream gaps by pool, the phases of the slowest, "
-    "coverage.",
+    "Is it bad, for whom, and where: SLO, goodput, time to first token and stream gaps by pool, the phases of the "
+    "slowest requests, coverage.",
     (
         PanelRow(
             "Is it bad?",
             (
                 stat(
                     "Goodput",
-                    "Share of requests that met every objective (ttft, itl and success), as clients saw them: at the edge, "
-                    "or at D where a model has no edge. Thresholds: 99 % and 95 %. No number without requests.",
+                    "Share of requests that met every objective (ttft, itl and success) as clients saw them: at the "
+                    "edge, or at D where a model has no edge. Thresholds: 99 % and 95 %. No number without requests.",
                     "percentunit",
                     ratio(client_total(_SLO, 'slo="all"', 'met="true"'), client_total(_SLO, 'slo="all"')),
                     no_value=_IDLE,
@@ -114,8 +114,8 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Failed requests",
-                    "Requests of this time range that failed by no doing of the client, as clients saw them: at the edge, or "
-                    "where a model has no edge at D. The table has those of each role.",
+                    "Requests of this time range that failed, except those that the client ended, as clients saw them: "
+                    "at the edge, or at D where a model has no edge. The table shows every role.",
                     "none",
                     client_counted("handrail_requests_total", FAILED_REQUESTS),
                     once=True,
@@ -124,8 +124,8 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Failed KV fetches",
-                    "Hand-offs of this time range that failed in any way, those among them whose request was saved by "
-                    "computing the prompt again.",
+                    "KV fetches of this time range that failed in any way. They include those whose request was saved "
+                    "by recomputing the prompt.",
                     "none",
                     total(counted(own("handrail_kv_fetches_total", FAILED_FETCHES))),
                     once=True,
@@ -135,8 +135,8 @@ BOARD: Final = Board(
                 stat(
                     "Trace coverage",
                     "Of the requests counted at the edges (by engines where there is no edge), the share joined with "
-                    "evidence from every process on its path; of several collectors, that of the one with the least. Low: what "
-                    "the other panels of the collector say is of a part only.",
+                    "evidence from every process on their path. With several collectors, the lowest share. If it is "
+                    "low, the collector's other panels show only a part of the requests.",
                     "percentunit",
                     least(joined("handrail_trace_coverage_ratio")),
                     no_value="not known",
@@ -150,9 +150,9 @@ BOARD: Final = Board(
             (
                 table(
                     "Models and pools",
-                    "Each model at each role that has requests, worst goodput first. Figures of an edge are the client's; "
-                    "those of P and D begin at their own arrival. P gives one token, so it has no gaps. `Failed` is of the "
-                    "whole time range, the others of now.",
+                    "Each model at each role that has requests, the worst goodput first. The figures of an edge are the"
+                    " client's; those of P and D begin at their own arrival. P sends one token, so it has no gaps. "
+                    "`Failed` covers the whole time range, the others are current.",
                     _POOL,
                     PanelQuery(
                         f"1 - {_met('all', 'model_name', 'role')}",
@@ -177,7 +177,7 @@ BOARD: Final = Board(
                 ),
                 series(
                     "SLO met, by objective",
-                    "Share of requests that met each objective, all roles that are chosen; choose a role above to see one. "
+                    "Share of requests that met each objective, over all chosen roles; choose a role above to see one. "
                     "Thresholds: 99 % and 95 %.",
                     "percentunit",
                     PanelQuery(_met("all", "slo"), "all: goodput"),
@@ -191,8 +191,9 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Time to first token by pool",
-                    "Quantiles over all processes of a role, within 10 %: `edge` as the client saw it, `decode` from D's "
-                    "arrival on, `engine` from queued to first token. The dashed line is slo.ttft as the sidecars have it.",
+                    "Quantiles over all processes of a role, within 10 %: `edge` as the client saw it, `decode` from "
+                    "the arrival at D, `engine` from queued to first token. The dashed line is slo.ttft of the "
+                    "sidecars.",
                     "s",
                     *(
                         PanelQuery(_ttft(share), f"{{{{role}}}} ({{{{scope}}}}) {word}", exemplars=share > 0.5)
@@ -207,8 +208,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Stream gaps by pool",
-                    "Time between chunks with content, as each gap ends; a chunk may hold several tokens. Within 10 %. P "
-                    "has none: it gives one token.",
+                    "Time between chunks with content, as each gap ends; a chunk may hold several tokens. Within 10 %. "
+                    "P has none, since it sends one token.",
                     "s",
                     *(
                         PanelQuery(quantile(share, live(f"{_GAP}_bucket"), "role"), f"{{{{role}}}} {word}", exemplars=share > 0.5)
@@ -228,10 +229,10 @@ BOARD: Final = Board(
             (
                 table(
                     "Where the slowest 1 % spend their time to first token",
-                    "Mean time in each phase over this time range: of the requests at or above their model's running p99, "
-                    "and of all that were joined. The phase with the largest excess is where to look; the slow means add up "
-                    "to their mean time to first token. The p99 of each phase do not add up: the slow of one are not those "
-                    "of another.",
+                    "Mean time in each phase over this time range: of the requests at or above their model's running "
+                    "p99, and of all joined requests. Look at the phase with the largest excess. The means of the slow "
+                    "requests add up to their mean time to first token. The p99 of each phase do not add up, since each"
+                    " phase has other slow requests.",
                     {"phase": "Phase"},
                     PanelQuery(f"{_SLOW} - on (phase) ({_USUAL} or 0 * {_SLOW})", "Excess", unit="s"),
                     PanelQuery(_SLOW, "Slow 1 %", unit="s"),
@@ -246,9 +247,9 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Slow requests, by phase",
-                    "Of the slowest 1 % that were joined in each step, the mean time in each phase: stacked, it is their "
-                    "mean time to first token. Steps without a slow request are empty. Joined by the collector, so some "
-                    "seconds late.",
+                    "Mean time in each phase of the slowest 1 % of the requests joined in each step. Stacked, it is "
+                    "their mean time to first token. Steps without a slow request are empty. The collector joins them, "
+                    "so they are some seconds late.",
                     "s",
                     PanelQuery(
                         each_of(
@@ -267,7 +268,7 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Requests",
-                    "Finished requests a second, by role and how they ended. A request is counted by each process that saw it. "
+                    "Finished requests a second, by role and outcome. Every process that sees a request counts it. "
                     "Squares are the last failure of each kind, with its trace.",
                     "reqps",
                     PanelQuery(
@@ -281,7 +282,7 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Open requests",
-                    "Requests that have begun and not ended, and the age of the oldest: one that only grows has hung.",
+                    "Open requests, and the age of the oldest. If the age only grows, that request hangs.",
                     "none",
                     PanelQuery(total(role("handrail_requests_open"), "role"), "open at {{role}}"),
                     PanelQuery(worst(role("handrail_request_oldest_age_seconds")), "age of the oldest, s"),
@@ -291,7 +292,7 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Coverage",
-                    "Share of counted requests that were joined whole; of several collectors, that of the one with the least.",
+                    "Share of counted requests that were joined completely. With several collectors, the lowest share.",
                     "percentunit",
                     PanelQuery(least(joined("handrail_trace_coverage_ratio")), "joined whole"),
                     width=8,

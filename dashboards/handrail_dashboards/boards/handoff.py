@@ -59,16 +59,16 @@ _HANDSHAKES: Final = _counted("kv_handshake_failures")
 BOARD: Final = Board(
     "handoff",
     "Handrail / Hand-off",
-    "KV from prefill to decode: what failed and why, what hangs, how long it waits and moves, at what rate, and what P "
-    "keeps for nobody.",
+    "KV from prefill to decode: what failed and why, what hangs, how long KV waits and moves, at what rate, and what P "
+    "keeps unread.",
     (
         PanelRow(
             "Does it fail or hang?",
             (
                 stat(
                     "Failed",
-                    "Fetches of this time range that failed in any way, as the receiving engine tells. 0 is 0; no number: "
-                    "no plugin reports from D.",
+                    "KV fetches of this time range that failed in any way, as the consumer reports. 0 means none "
+                    "failed; no number means that no plugin reports from D.",
                     "none",
                     total(counted(own("handrail_kv_fetches_total", FAILED_FETCHES))),
                     once=True,
@@ -78,7 +78,8 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Hung now",
-                    "Open fetches older than the limit (`hung_after`). No counter of an engine shows these: they have not ended.",
+                    "Open KV fetches older than the limit (`hung_after`). No counter of an engine shows these, since "
+                    "they have not ended.",
                     "none",
                     total(own("handrail_kv_fetches_hung")),
                     decimals=0,
@@ -95,7 +96,7 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Stale reads",
-                    "Blocks that were read after P had given them up: the answer may be of another prompt. Any is one too many.",
+                    "Blocks that D read after P had freed them: the answer may belong to another prompt. Even one is too many.",
                     "none",
                     total(counted(own("handrail_kv_publishes_total", 'end="stale_read"'))),
                     once=True,
@@ -105,7 +106,7 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Wrong KV",
-                    "Hand-offs whose KV was published for another request, as the collector found by joining both ends.",
+                    "KV fetches whose KV was published for another request, as the collector found by joining both ends.",
                     "none",
                     total(increase(joined("handrail_findings_total", 'kind="wrong_request"'))),
                     once=True,
@@ -115,7 +116,7 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Expired",
-                    "KV that P kept for a peer until its lease ended, and nobody read.",
+                    "KV that P kept until its lease ended and that no consumer read.",
                     "none",
                     total(counted(own("handrail_kv_publishes_total", 'end="expired"'))),
                     once=True,
@@ -125,7 +126,7 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Oldest kept",
-                    "How long the oldest KV has been kept at P for a peer that has not read it.",
+                    "Age of the oldest KV that P keeps for a consumer that has not read it.",
                     "s",
                     worst(own("handrail_kv_pinned_oldest_age_seconds")),
                     steps=((0, GREEN), (60, ORANGE), (240, RED)),
@@ -133,8 +134,8 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Slow links",
-                    "Pairs of P and D that the collector now finds slower than anything that should carry KV; the table "
-                    "below names them.",
+                    "Pairs of P and D over which KV moves slower than its transport should allow, as the collector "
+                    "finds; the table below names them.",
                     "none",
                     total(joined("handrail_link_slow")),
                     decimals=0,
@@ -148,7 +149,7 @@ BOARD: Final = Board(
             (
                 series(
                     "Fetches by outcome",
-                    "Fetches that ended, a second. `recomputed` and `retried`: the request was answered, later. "
+                    "Ended KV fetches a second. `recomputed` and `retried`: the request was answered, but later. "
                     "Squares are the last failure of each kind, with its trace.",
                     "ops",
                     PanelQuery(total(rate(own("handrail_kv_fetches_total")), "outcome"), "{{outcome}}", exemplars=True),
@@ -174,7 +175,7 @@ BOARD: Final = Board(
                 ),
                 table(
                     "Failed, by peer",
-                    "Failures of this time range by the reading sidecar and the peer that KV was read from.",
+                    "Failures of this time range by the sidecar of the consumer and the peer that it read from.",
                     {"instance": "Reader", "peer": "Peer"},
                     PanelQuery(
                         total(counted(own("handrail_link_fetches_total", FAILED_FETCHES)), "instance", "peer") + " > 0",
@@ -193,8 +194,8 @@ BOARD: Final = Board(
             (
                 series(
                     "Fetch: posted to done",
-                    "Time of the transfer itself, as the receiving engine tells; where only a poll each step sees the end, "
-                    "up to one step more.",
+                    "Time of the transfer itself, as the consumer reports; where only a poll in each step sees the end,"
+                    " up to one step more.",
                     "s",
                     *_quantiles("handrail_kv_fetch_seconds"),
                     width=8,
@@ -204,8 +205,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Wait before it: known to posted",
-                    "Time from when D's scheduler knew of the request until the transfer was posted: waiting for blocks, "
-                    "for the load slot, for the first contact with a peer.",
+                    "Time from when D's scheduler knew of the request until the transfer was posted: waiting for "
+                    "blocks, for a free load slot, for the handshake with a peer.",
                     "s",
                     *_quantiles("handrail_kv_fetch_wait_seconds"),
                     width=8,
@@ -215,7 +216,7 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Open and oldest",
-                    "Fetches that have begun and not ended, of these the hung ones, and the age of the oldest.",
+                    "Open KV fetches, the hung ones among them, and the age of the oldest.",
                     "none",
                     PanelQuery(total(own("handrail_kv_fetches_open")), "open"),
                     PanelQuery(total(own("handrail_kv_fetches_hung")), "hung"),
@@ -231,7 +232,7 @@ BOARD: Final = Board(
             (
                 series(
                     "Size of a fetch",
-                    "Bytes of one fetch: how much a prompt's KV is, no rate.",
+                    "Bytes of one KV fetch: the size of a prompt's KV, not a rate.",
                     "decbytes",
                     PanelQuery(quantile(0.5, own("handrail_kv_fetch_bytes_bucket")), "p50"),
                     PanelQuery(quantile(0.99, own("handrail_kv_fetch_bytes_bucket")), "p99"),
@@ -241,7 +242,7 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Rate while transferring",
-                    "Bytes over the time in which something was being transferred from a peer: how fast the link is when used.",
+                    "Bytes over the time in which a transfer ran: how fast the link is while it is used.",
                     "Bps",
                     PanelQuery(
                         ratio(
@@ -256,7 +257,7 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Carried, on average",
-                    "Bytes over the time that went by: how much of a link hand-offs used up. Not how fast it is.",
+                    "Bytes over all of the time: how much of a link KV fetches use, not how fast it is.",
                     "Bps",
                     PanelQuery(total(rate(own("handrail_kv_fetched_bytes_total"))), "all fetches"),
                     width=8,
@@ -264,8 +265,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Ports against their line rate",
-                    "The fullest ports: the share of its line rate that each carried, mean of the step; and the highest "
-                    "second of the last minute, which a mean hides. A virtual port has no line rate and is not here.",
+                    "The fullest ports: the share of its line rate that each carried, mean of the step, and the highest"
+                    " second of the last minute, which a mean hides. A virtual port has no line rate and is not shown.",
                     "percentunit",
                     PanelQuery(
                         of_line_rate(rate(own("handrail_link_bytes_total"))), "{{instance}} {{device}} {{direction}}, mean"
@@ -283,7 +284,7 @@ BOARD: Final = Board(
                 ),
                 table(
                     "Slow links now",
-                    "What the collector finds of pairs of P and D, with `handrail links` for the numbers and what to do.",
+                    "Findings of the collector on pairs of P and D. `handrail links` shows the numbers and what to do.",
                     {"source": "From", "target": "To", "finding": "Finding"},
                     PanelQuery(worst(joined("handrail_link_slow"), "source", "target", "finding") + " > 0", "Now", unit="none"),
                     width=10,
@@ -306,7 +307,7 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Pinned KV",
-                    "Bytes that each P keeps for peers that have not read them: memory that serves nobody.",
+                    "Bytes that each P keeps for consumers that have not read them. This memory serves no request.",
                     "decbytes",
                     PanelQuery(highest(worst(own("handrail_kv_pinned_bytes"), "instance") + " > 0"), "{{instance}}"),
                     width=7,
@@ -315,9 +316,9 @@ BOARD: Final = Board(
                 ),
                 table(
                     "Failures as engines count them",
-                    "The engine's own counters, of this time range. An engine without a counter of expiry counts expiry "
-                    "among the failed transfers (vLLM before it had two counters): together they mean the same for both. "
-                    "The network alone is to blame only where expiry is counted apart and is 0.",
+                    "The engine's own counters in this time range. An engine without a counter of expiry counts expiry "
+                    "as failed transfers (vLLM before it had two counters), so compare the sum of both. The network is "
+                    "the cause only where expiry has a counter of its own and that is 0.",
                     {"role": "Role", "instance": "Sidecar"},
                     PanelQuery(f"{_TRANSFERS} + ({_EXPIRED} or 0 * {_TRANSFERS})", "Together", unit="none", steps=_NONE),
                     PanelQuery(_TRANSFERS, "Transfers", unit="none"),

@@ -73,7 +73,7 @@ def _by_collectors(name: str) -> str:
 BOARD: Final = Board(
     "handrail",
     "Handrail / Itself",
-    "What sidecars and collectors cost, what they lose, and how far behind they are: how far the other boards can be trusted.",
+    "The cost of sidecars and collectors, their losses and their lag: how far the other boards can be trusted.",
     (
         PanelRow(
             "Can the other boards be trusted?",
@@ -88,9 +88,8 @@ BOARD: Final = Board(
                     width=3,
                 ),
                 stat(
-                    "Cut off",
-                    "Sidecars whose last attempt to deliver failed: they spool, and give up the oldest only when the spool "
-                    "is full.",
+                    "Not delivering",
+                    "Sidecars whose last delivery failed. They spool, and drop the oldest evidence only when the spool is full.",
                     "none",
                     f"count({own('handrail_sidecar_export_up')} == 0) or 0 * count({own('handrail_sidecar_export_up')})",
                     decimals=0,
@@ -100,7 +99,8 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Sidecars lost",
-                    "What sidecars did not deliver in this time range, all causes together; the bars below say which.",
+                    "Evidence that sidecars did not deliver in this time range, all causes together; the bars below "
+                    "show the causes.",
                     "none",
                     where(_sum(_by_sidecars, *_LOST_BY_SIDECARS), own("handrail_sidecar_info")),
                     once=True,
@@ -111,7 +111,7 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Unused",
-                    "What collectors took and could not use in this time range.",
+                    "Evidence that collectors accepted and could not use in this time range.",
                     "none",
                     where(_sum(_by_collectors, *_LOST_BY_COLLECTORS), joined("handrail_collector_info")),
                     once=True,
@@ -122,7 +122,7 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Refused",
-                    "Times that a collector told a sender to come back later: its journal is full. Nothing is lost by it as "
+                    "How often a collector told a sender to retry later, since its journal is full. Nothing is lost as "
                     "long as spools have room.",
                     "none",
                     total(increase(joined("handrail_collector_refused_requests_total"))),
@@ -134,8 +134,8 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Journal lag",
-                    "Age of the oldest entry that a collector has journalled and not yet joined: how old the joined figures "
-                    "are, at least.",
+                    "Age of the oldest entry that a collector has journalled and not yet joined. The joined figures are"
+                    " at least that old.",
                     "s",
                     worst(joined("handrail_collector_journal_lag_seconds")),
                     steps=((0, GREEN), (30, ORANGE), (300, RED)),
@@ -144,8 +144,8 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Clock bound",
-                    "How far apart the bounds of two hosts' clock offset lie, the widest pair. Times across those hosts are "
-                    "known no better.",
+                    "Width of the bound of two hosts' clock offset, for the widest pair. Times across those hosts are "
+                    "no more exact than this.",
                     "s",
                     worst(joined("handrail_clock_bound_seconds")),
                     steps=((0, GREEN), (0.05, ORANGE), (1, RED)),
@@ -154,7 +154,7 @@ BOARD: Final = Board(
                 ),
                 stat(
                     "Coverage",
-                    "Share of counted requests that were joined whole; of several collectors, that of the one with the least.",
+                    "Share of counted requests that were joined completely. With several collectors, the lowest share.",
                     "percentunit",
                     least(joined("handrail_trace_coverage_ratio")),
                     no_value="not known",
@@ -169,8 +169,8 @@ BOARD: Final = Board(
             (
                 series(
                     "Sidecars: cores in use",
-                    "Cores in use, the sidecars with most. The in-engine plugin's cost is in docs/overhead.md: it is "
-                    "measured, not scraped.",
+                    "Cores in use, the sidecars with most. docs/overhead.md has the cost of the plugin in the engine, "
+                    "which is measured and not scraped.",
                     "none",
                     PanelQuery(highest(rate(own("handrail_sidecar_cpu_seconds_total"))), "{{instance}}"),
                     low=0,
@@ -193,9 +193,9 @@ BOARD: Final = Board(
                     no_value=_SIDECAR,
                 ),
                 series(
-                    "Event loop of sidecars stood still",
-                    "Share of time in which a sidecar's event loop stood still for 20 ms or more: the times that it stamped "
-                    "are late then.",
+                    "Event loop pauses of sidecars",
+                    "Share of time in which a sidecar's event loop paused for 20 ms or more. The sidecar's timestamps "
+                    "are late during a pause.",
                     "percentunit",
                     PanelQuery(highest(rate(own("handrail_sidecar_pause_seconds_total"))), "{{instance}}"),
                     low=0,
@@ -203,7 +203,7 @@ BOARD: Final = Board(
                 ),
                 series(
                     "NVML calls and scrapes, the slowest",
-                    "Seconds of calls into the driver a second (not processor time), and how long the last scrape of the "
+                    "Seconds spent in driver calls a second (not processor time), and how long the last scrape of the "
                     "engine's page took.",
                     "s",
                     PanelQuery(
@@ -227,7 +227,7 @@ BOARD: Final = Board(
             (
                 table(
                     "Sidecars: lost in this time range",
-                    "By what was lost and why, as the sidecars that are scraped count it.",
+                    "Lost evidence by kind and cause, as the scraped sidecars count it.",
                     {"what": "What", "why": "Why"},
                     PanelQuery(_lost(_by_sidecars, *_LOST_BY_SIDECARS), "Lost", unit="none", steps=((0, ORANGE),)),
                     sort="-Lost",
@@ -235,7 +235,7 @@ BOARD: Final = Board(
                 ),
                 table(
                     "Collectors: not used in this time range",
-                    "By what was not used and why.",
+                    "Unused evidence by kind and cause.",
                     {"what": "What", "why": "Why"},
                     PanelQuery(_lost(_by_collectors, *_LOST_BY_COLLECTORS), "Lost", unit="none", steps=((0, ORANGE),)),
                     sort="-Lost",
@@ -243,7 +243,7 @@ BOARD: Final = Board(
                 ),
                 table(
                     "Findings of this time range",
-                    "What is wrong with requests or with their evidence, as the collector found by joining.",
+                    "Problems of requests or of their evidence that the collector found by joining.",
                     {"kind": "Finding"},
                     PanelQuery(
                         total(increase(joined("handrail_findings_total")), "kind") + " > 0",
@@ -261,8 +261,8 @@ BOARD: Final = Board(
             (
                 series(
                     "Sidecars behind",
-                    "Age of the oldest batch that the collector has not acknowledged. Growing: the collector is away or too "
-                    "slow.",
+                    "Age of the oldest batch that the collector has not acknowledged. If it grows, the collector is "
+                    "away or too slow.",
                     "s",
                     PanelQuery(highest(own("handrail_sidecar_export_lag_seconds")), "{{instance}}"),
                     low=0,
@@ -270,8 +270,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Collectors behind",
-                    "Age of the oldest journalled entry that is not taken yet. An open request is no lag: it is held until "
-                    "it ends.",
+                    "Age of the oldest journalled entry that is not processed yet. An open request is no lag: it is "
+                    "held until it ends.",
                     "s",
                     PanelQuery(joined("handrail_collector_journal_lag_seconds"), "{{instance}}"),
                     low=0,
@@ -279,7 +279,7 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Joined",
-                    "Spans that collectors took and request rows that they published, a second.",
+                    "Spans that collectors accepted and request rows that they published, a second.",
                     "cps",
                     PanelQuery(total(rate(joined("handrail_collector_spans_total"))), "spans"),
                     PanelQuery(total(rate(joined("handrail_collector_rows_total"))), "request rows"),
@@ -288,8 +288,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Joins by how they were made",
-                    "Evidence joined to a request a second, strongest kinds first in docs/wire.md; ambiguous: fitted "
-                    "several, joined to none.",
+                    "Evidence joined to requests a second, by kind (docs/wire.md lists the strongest first). ambiguous:"
+                    " it fitted several requests and was joined to none.",
                     "cps",
                     PanelQuery(total(rate(joined("handrail_collector_joins_total")), "how"), "{{how}}"),
                     PanelQuery(total(rate(joined("handrail_collector_ambiguous_joins_total"))), "ambiguous, not joined"),
@@ -299,8 +299,8 @@ BOARD: Final = Board(
                 ),
                 series(
                     "Clock bounds",
-                    "Bounds of the clock offset of pairs of hosts, the widest. A pair that widens lost the hand-offs that "
-                    "bound it.",
+                    "Bounds of the clock offset of pairs of hosts, the widest pairs. A pair whose bound widens has no "
+                    "recent hand-offs that bound it.",
                     "s",
                     PanelQuery(highest(joined("handrail_clock_bound_seconds")), "{{host}} and {{peer_host}}"),
                     low=0,

@@ -125,14 +125,14 @@ def test_equal_folder_names_become_letters(tmp_path: Path, capsys: pytest.Captur
     [
         pytest.param(["DATA"], 2, "1 arm to compare", id="one-arm"),
         pytest.param(["DATA"] * 4, 2, "4 arms to compare", id="four-arms"),
-        pytest.param(["a=DATA", "a=DATA"], 2, "two arms have one name", id="names"),
-        pytest.param(["DATA", "nowhere"], 2, "no such folder, and no period", id="no-folder"),
-        pytest.param(["DATA", "EMPTY"], 1, "no store here (yet)", id="no-store"),
+        pytest.param(["a=DATA", "a=DATA"], 2, "two arms have the same name", id="names"),
+        pytest.param(["DATA", "nowhere"], 2, "this is neither a folder nor a period", id="no-folder"),
+        pytest.param(["DATA", "EMPTY"], 1, "this folder holds no store", id="no-store"),
         pytest.param([f"DATA@{BEFORE}", f"DATA@{HALF}..{STARTED}"], 2, "ends before it begins", id="reversed"),
         pytest.param(["-1h..-2h", "-2h..-1h", "--data", "DATA"], 2, "ends before it begins", id="reversed-ago"),
         pytest.param(["-2h..-1h", "-1h..now", "--data", "DATA"], 1, "A: no request began in that time", id="empty"),
         pytest.param(["soon..now", "DATA"], 2, "'soon' is not a time", id="no-time"),
-        pytest.param([BEFORE, "DATA"], 2, "cannot be set beside a folder", id="mixed"),
+        pytest.param([BEFORE, "DATA"], 2, "cannot be compared with a folder", id="mixed"),
         pytest.param(["DATA", "DATA", "--gpus", "z=2"], 2, "--gpus: 'z=2' is not valid", id="gpus"),
         pytest.param(["DATA", "DATA", "--gpus", "0"], 2, "--gpus: '0' is not valid", id="no-gpus"),
         pytest.param(["DATA", "DATA", "--attain", "90"], 2, "attain: 90.0 is not between 0 and 1", id="attain"),
@@ -159,7 +159,7 @@ def test_incomparable_arms_are_reported(
         pytest.param(f"a={BEFORE}", 400, "b: missing", id="one-arm"),
         pytest.param(f"a={BEFORE}&b={AFTER}&ttf=1s", 400, "unknown parameter 'ttf'", id="unknown"),
         pytest.param(f"a={BEFORE}&b={AFTER}&b={AFTER}", 400, "b: given twice", id="twice"),
-        pytest.param(f"a=x={BEFORE}&b=x={AFTER}", 400, "two arms have one name: x, x", id="names"),
+        pytest.param(f"a=x={BEFORE}&b=x={AFTER}", 400, "two arms have the same name: x, x", id="names"),
         pytest.param(f"a={BEFORE}&b={HALF}..{STARTED}", 400, "ends before it begins", id="reversed"),
         pytest.param(f"a={BEFORE}&b={AFTER}&attain=2", 400, "attain: 2.0 is not between 0 and 1", id="attain"),
         pytest.param(f"a={BEFORE}&b={AFTER}&gpus=none", 400, "gpus: 'none' is not valid", id="gpus"),
@@ -350,4 +350,4 @@ def test_an_arm_without_figures_is_drawn_all_the_same() -> None:
     console = Console(width=100)
     with console.capture() as capture:
         console.print(render_comparison(comparison(bare, replace(bare, name="b")), 100, zone=timezone.utc))
-    assert "too few requests can be judged" in capture.get()
+    assert "too few requests to judge" in capture.get()

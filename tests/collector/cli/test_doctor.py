@@ -209,7 +209,7 @@ def test_a_sidecars_configuration_is_held_against_the_engine(
         (("--prefill-gpus", "a"), "--prefill-gpus is 'a'"),
         (("--decode-side-channel", "host"), "--decode-side-channel is 'host'"),
         (("--header", "token"), "--header has no value"),
-        (("--same-env",), "--same-env needs to know whose"),
+        (("--same-env",), "--same-env needs the engine of this environment"),
         (("--timeout", "0"), "--timeout is 0"),
         (("--tokens", "20000000000"), "above 0, at most 1,000,000,000"),
         (("--model", "/nowhere"), "cannot be read"),
@@ -260,7 +260,7 @@ def test_of_a_folder_it_says_how_it_becomes_a_file(
     (tmp_path / holds).touch()
     assert main(["doctor", "--config", str(tmp_path)]) == 2
     reported_output = capsys.readouterr().err
-    assert "is a folder, and --config reads one file: Kubernetes or Compose YAML" in reported_output
+    assert "--config needs a file, and this is a folder: Kubernetes or Compose YAML" in reported_output
     assert f"{made_by} {tmp_path}" in reported_output
     assert not_by not in reported_output
 
@@ -272,17 +272,17 @@ def test_a_wrong_sidecar_configuration_is_reported_one_line_a_problem(tmp_path: 
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == f"handrail doctor: {file}: 2 problems"
     assert any(line.startswith("  spol: unknown; did you mean spool") for line in lines)
-    assert lines[-1] == f"  valid:   repair the file; 'handrail config check {file}' says the same"
+    assert lines[-1] == f"  valid:   correct the file; 'handrail config check {file}' lists the same problems"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("a: [", "is not valid YAML"),
-        ("services: {web: {command: nginx}}", "neither an engine nor a sidecar is in it"),
+        ("services: {web: {command: nginx}}", "holds neither an engine nor a sidecar"),
         ("", "neither an engine nor a sidecar"),
         ("role: decode\nunknown: 1\n", "unknown"),
-        ("services: {server: {command: vllm serve x}}", "which side server is"),
+        ("services: {server: {command: vllm serve x}}", "cannot tell whether server is prefill or decode"),
     ],
 )
 def test_files_that_say_nothing(text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

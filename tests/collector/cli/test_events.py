@@ -144,7 +144,7 @@ def test_the_api_and_the_folder_answer_alike(root: Path, capsys: pytest.CaptureF
 def test_nothing_known_is_an_answer_and_says_where_it_looked(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["events", "--data", str(root), "--since", "-1s"]) == 0
     output = capsys.readouterr().out
-    assert "Nothing is known to have happened" in output
+    assert "No event of an engine in this period" in output
     assert str(root) in output
 
 

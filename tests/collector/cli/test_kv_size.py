@@ -46,7 +46,7 @@ def test_llama_70b_comes_out_as_published(capsys: pytest.CaptureFixture[str]) ->
     assert "80 layers × 8 KV heads × 2 × 128 × 2 B" in out
     assert "327,680" in out
     assert "3.28 GB (3,276,800,000 bytes)" in out
-    assert "65.5 ms at line rate, before any overhead" in out
+    assert "65.5 ms at line rate, without overhead" in out
 
 
 def test_json_holds_every_number(capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,7 +130,7 @@ def test_the_links_that_moved_less_are_one_line(folder: Path, capsys: Capture) -
     assert len(answer["links"]) == 1
     assert answer["other"] == {"links": 2, "kv_fetches": 61, "moved_bytes": 60 * 470_000_000, "slow": 1}
     assert main(["links", "--data", str(folder), *PERIOD, "--limit", "1"]) == 0
-    assert "and 2 more (--limit), 1 of them slow: 61 hand-offs" in capsys.readouterr().out
+    assert "and 2 more (--limit), 1 of them slow: 61 KV fetches" in capsys.readouterr().out
 
 
 def test_one_peer(folder: Path, capsys: Capture) -> None:
@@ -139,12 +139,12 @@ def test_one_peer(folder: Path, capsys: Capture) -> None:
 
 def test_where_there_is_none(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     assert main(["links", "--data", str(folder), "--until", str(BEGAN // S - 5000)]) == 0
-    assert "try a wider --since" in capsys.readouterr().out
+    assert "try an earlier --since" in capsys.readouterr().out
     publisher = StorePublisher(tmp_path / "store")
     publisher.open()
     publisher.close()
     assert main(["links", "--data", str(tmp_path)]) == 0
-    assert "told by the plugin in the engines" in capsys.readouterr().out
+    assert "The plugin in the engines reports KV fetches" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_without_the_plugin_there_are_no_links_and_it_says_why(tmp_path: Path, c
     assert main(demo) == 0
     assert "links --data" not in capsys.readouterr().out
     assert main(["links", "--data", str(tmp_path / "run"), *PERIOD]) == 0
-    assert "told by the plugin in the engines" in capsys.readouterr().out
+    assert "The plugin in the engines reports KV fetches" in capsys.readouterr().out
 
 
 def test_plugin_is_for_a_run_in_virtual_time(capsys: Capture) -> None:

@@ -94,7 +94,7 @@ def test_without_a_command_the_commands_are_shown(capsys: pytest.CaptureFixture[
     ("argv", "output"),
     [
         pytest.param(["requsts"], "did you mean requests?", id="command"),
-        pytest.param(["zzz"], "no command 'zzz'\n", id="nothing-near"),
+        pytest.param(["zzz"], "unknown command 'zzz'\n", id="nothing-near"),
         pytest.param(["requests", "--instence", "x"], "did you mean --instance?", id="flag"),
         pytest.param(["requests", "--sin", "-15m"], "did you mean --since?", id="no-abbreviations"),
         pytest.param(["requests", "--sort", "kv_transfr"], "did you mean kv_transfer?", id="choice"),
@@ -118,6 +118,16 @@ def test_a_usage_error_says_what_is_valid_and_is_2(argv: list[str], output: str,
 def test_every_command_has_help_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     assert f"handrail {name}" in capsys.readouterr().out
+
+
+def test_every_help_page_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    pages = [[], *([name] for name in COMMANDS), *(["alerts", name] for name in ("render", "check", "slo", "alertmanager"))]
+    wide = []
+    for page in [*pages, ["dashboards", "export"], ["config", "check"]]:
+        assert main([*page, "--help"]) == 0
+        wide += [f"{page}: {line}" for line in capsys.readouterr().out.splitlines() if len(line) > 80]
+    assert wide == []
 
 
 def test_a_reader_that_closes_its_pipe_is_no_error() -> None:

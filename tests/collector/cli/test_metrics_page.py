@@ -29,7 +29,7 @@ def test_a_recorded_page(capsys: pytest.CaptureFixture[str]) -> None:
     for line in filter(str.strip, out.splitlines()):
         rows.setdefault(line.split()[0], line.split())
     assert rows["kv_transfer_bytes"][1:6] == ["0", "nixl", "12", "131", "kB"]
-    assert rows["queue_seconds"][-2:] == ["not", "known"]
+    assert rows["queue_seconds"][-1] == "unknown"
     assert rows["kv_transfer_failures"][1:4] == ["0", "nixl", "1"]
     assert "e+" not in out
     assert "note: the sum of a time is negative" in out
@@ -42,7 +42,7 @@ def test_a_recorded_page(capsys: pytest.CaptureFixture[str]) -> None:
         ("D02_floor.prom", "≤ 300 ms"),
         ("D25_sglang_sample.prom", "> 30.0 s"),
         ("D08_A_old.prom", "another version's name: vllm:gpu_cache_usage_perc (expected vllm:kv_cache_usage_perc)"),
-        ("D08_B_both.prom", "two names, newer read: vllm:gpu_cache_usage_perc"),
+        ("D08_B_both.prom", "two names, the newer is read: vllm:gpu_cache_usage_perc"),
     ],
 )
 def test_reported_pages(page: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +72,7 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("/nowhere/page", 2, "cannot be read"),
         ("http://127.0.0.1:1/metrics", 1, "cannot connect: Connection refused"),
-        (str(_DATA / "LICENCES.md"), 1, "that is no metrics page"),
+        (str(_DATA / "LICENCES.md"), 1, "this is no metrics page"),
     ],
     ids=["no_file", "nobody", "no_page"],
 )

@@ -37,7 +37,7 @@ def test_each_pool_says_what_holds_it_up_and_how_that_is_known() -> None:
 
 def test_what_is_not_known_says_why_and_without_gpus_there_is_no_section() -> None:
     _, first, *rest = rendered_pools(D)
-    assert first == "  decode      not known whether compute-bound or memory-bound  1 × NVIDIA L40S on 1 host"
+    assert first == "  decode      unknown whether compute-bound or memory-bound  1 × NVIDIA L40S on 1 host"
     assert " ".join(line.strip() for line in rest) == (
         "its GPUs give no tensor and DRAM activity (Hopper and later do), and without the plugin nothing says how many tokens "
         "a step has"

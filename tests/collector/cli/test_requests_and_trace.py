@@ -208,7 +208,7 @@ async def test_the_whole_answer_comes_as_json(ask: Ask, capsys: pytest.CaptureFi
 async def test_an_id_of_several_requests_lists_them(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     assert await ask("trace", TRACE) == 1
     text = capsys.readouterr().out
-    assert "2 requests are known by" in text
+    assert "2 requests have the id" in text
     assert {line.split()[0] for line in text.splitlines()[3:]} == {"00f067aa0ba902b7", "a" * 16}
     assert await ask("trace", TRACE, "--json") == 1
     assert len(json.loads(capsys.readouterr().out)["candidates"]) == 2
@@ -218,7 +218,7 @@ async def test_an_unknown_id_names_similar_ones(ask: Ask, capsys: pytest.Capture
     assert await ask("trace", "user-43-9") == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "no request is known by 'user-43-9'" in captured.err
+    assert "no request has the id 'user-43-9'" in captured.err
     assert "user-43-1" in captured.err
     assert await ask("trace", "user-43-9", "--json") == 1
     error = json.loads(capsys.readouterr().err)["error"]
@@ -229,15 +229,15 @@ async def test_an_unknown_id_names_similar_ones(ask: Ask, capsys: pytest.Capture
 async def test_no_fitting_request_says_what_was_searched(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     assert await ask("requests", "--model", "none-such", "--since", "2026-11-01", "--until", "2026-11-02") == 0
     text = capsys.readouterr().out
-    assert "No request fits: since 2026-11-01 00:00:00.000, until 2026-11-02 00:00:00.000, model none-such" in text
-    assert "The latest request there began at" in text
+    assert "No request matches: since 2026-11-01 00:00:00.000, until 2026-11-02 00:00:00.000, model none-such" in text
+    assert "The latest request there started at" in text
     assert await ask("requests", "--model", "none-such", "--json") == 0
     assert capsys.readouterr().out == ""
 
 
 async def test_what_is_still_open_is_shown_as_provisional(api: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert await asyncio.to_thread(main, ["trace", "cmpl-live-1", "--api", api]) == 0
-    assert "provisional: still open" in capsys.readouterr().out
+    assert "provisional: the request is still open" in capsys.readouterr().out
 
 
 def test_an_empty_store_asks_whether_sidecars_send(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,12 +246,12 @@ def test_an_empty_store_asks_whether_sidecars_send(tmp_path: Path, capsys: pytes
     publisher.publish(0, 10, 10, [], [])
     publisher.close()
     assert main(["requests", "--data", str(tmp_path)]) == 0
-    assert "do the sidecars send there" in capsys.readouterr().out
+    assert "check that there is traffic, and that the sidecars send there" in capsys.readouterr().out
 
 
 def test_a_folder_without_a_store_and_a_damaged_one_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["requests", "--data", str(tmp_path)]) == 1
-    assert "no store here (yet)" in capsys.readouterr().err
+    assert "this folder holds no store" in capsys.readouterr().err
     (tmp_path / "manifest.jsonl").write_bytes(b"00000000 {}\n00000000 {}\n")
     assert main(["requests", "--data", str(tmp_path)]) == 1
     assert "Traceback" not in capsys.readouterr().err
@@ -265,7 +265,7 @@ def test_an_empty_id_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> Non
 async def test_a_trace_shows_its_hand_off_with_the_source_of_each_figure(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     assert await ask("trace", "user-42-7") == 0
     text = capsys.readouterr().out
-    assert "KV hand-off\nP 10.0.0.1:8100 → D 10.0.0.2:8200   ok" in text
+    assert "KV fetches\nP 10.0.0.1:8100 → D 10.0.0.2:8200   ok" in text
     assert "3.22 GB moved, 512 blocks, 8192 tokens, 48.81 GB/s, pull, NixlConnector" in text
     assert "peer known, no handshake" in text
     assert "by decode:plugin loaded and seen by the scheduler" in text
@@ -279,7 +279,7 @@ async def test_an_answer_from_expired_blocks_is_called_what_it_is(ask: Ask, caps
     text = capsys.readouterr().out
     assert "stale_read  read_after_expiry" in text
     assert "the answer cannot be trusted" in text
-    assert "read 21.0 s after its lease had ended" in text
+    assert "read 21.0 s after its lease ended" in text
 
 
 async def test_hand_offs_are_listed_filtered_and_sorted(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,18 +303,18 @@ async def test_an_open_hand_off_is_listed_by_its_age_while_it_hangs(api: str, ca
 @pytest.mark.parametrize(
     ("flags", "output"),
     [
-        (("--failed",), "None of 3 hand-offs failed. Searched "),
+        (("--failed",), "None of 3 KV fetches failed. Searched "),
         (
             ("--failed", "--since", "2026-11-02", "--peer", "10.0.0.1:8100"),
-            "None of 2 hand-offs (since 2026-11-02 00:00:00.000, peer",
+            "None of 2 KV fetches (since 2026-11-02 00:00:00.000, peer",
         ),
         (
             ("--failed", "--direction", "d_to_p", "--since", "2026-11-01"),
-            "No hand-off fits: since 2026-11-01 00:00:00.000, ",
+            "No KV fetch matches: since 2026-11-01 00:00:00.000, ",
         ),
-        (("--outcome", "stale_read"), "None of 3 hand-offs has the outcome stale_read. "),
-        (("--failed", "--open"), "None of 3 hand-offs failed and is open. "),
-        (("--peer", "nobody"), "No hand-off fits: peer nobody. Searched "),
+        (("--outcome", "stale_read"), "None of 3 KV fetches has the outcome stale_read. "),
+        (("--failed", "--open"), "None of 3 KV fetches failed and is open. "),
+        (("--peer", "nobody"), "No KV fetch matches: peer nobody. Searched "),
     ],
     ids=["failed", "of a period", "none of the others fits", "outcome", "both", "only others"],
 )
@@ -332,7 +332,7 @@ async def test_where_none_failed_it_says_of_how_many(
     assert await asyncio.to_thread(main, ["fetches", "--data", str(tmp_path), *flags]) == 0
     reported_output = capsys.readouterr().out
     assert reported_output.startswith(output)
-    assert ("But of 1 it is not known how they ended." in reported_output) is reported_output.startswith("None")
+    assert ("But the end of 1 is unknown." in reported_output) is reported_output.startswith("None")
     assert await asyncio.to_thread(main, ["fetches", "--data", str(tmp_path), "--json", *flags]) == 0
     assert capsys.readouterr().out == ""
 
@@ -348,7 +348,7 @@ async def test_no_hand_off_says_what_would_tell_of_one(tmp_path: Path, capsys: p
     publisher.publish(0, 1, 1, [], STORED)
     publisher.close()
     assert await asyncio.to_thread(main, ["fetches", "--data", str(tmp_path)]) == 0
-    assert "hand-offs are told by the plugin in the engines" in capsys.readouterr().out
+    assert "the plugin in the engines reports KV fetches" in capsys.readouterr().out
 
 
 PAINTS = "i\x1b[41mY\x9b2J\n:1"

@@ -48,8 +48,8 @@ ERROR = json.dumps({"error": {"what": "unknown parameter 'outcme'", "where": "q"
 @pytest.mark.parametrize(
     ("status", "body", "what", "exit_code"),
     [
-        pytest.param(200, b"<html>", "that is no Handrail collector", 1, id="a-web-page"),
-        pytest.param(502, b"", "that is no Handrail collector", 1, id="a-proxy"),
+        pytest.param(200, b"<html>", "this server is no Handrail collector", 1, id="a-web-page"),
+        pytest.param(502, b"", "this server is no Handrail collector", 1, id="a-proxy"),
         pytest.param(500, b"[1]", "answered HTTP 500", 1, id="an-error-of-another-shape"),
         pytest.param(200, b'{"requests": [{"ttft": 1}]}', "the collector's answer is not understood", 1, id="another-version"),
         pytest.param(400, ERROR, "unknown parameter 'outcme'", 2, id="refused"),

@@ -77,10 +77,10 @@ def test_a_paused_process_is_named_instead_of_the_usual_time_of_a_phase() -> Non
         Console(file=out, width=200, highlight=False).print(
             render_waterfall(RequestAnswer(row=reported_row), 200, zone=timezone.utc)
         )
-        assert ("(host_pause): D's for 380 ms." in out.getvalue()) is expected
-        assert ("while a process of that engine stood still." in out.getvalue()) is expected
+        assert ("(host_pause): at D for 380 ms." in out.getvalue()) is expected
+        assert ("while a process of that engine was paused." in out.getvalue()) is expected
     assert standstill(replace(waited, prefill_paused_ns=50 * MS)) == (
-        "Of the time to first token a process of the engine stood still (host_pause): P's for 50.0 ms and D's for 380 ms."
+        "A process of the engine was paused before the first token (host_pause): at P for 50.0 ms and at D for 380 ms."
     )
 
 

@@ -149,7 +149,7 @@ def test_explain_has_them_by_cause(data: Path, capsys: pytest.CaptureFixture[str
     assert main(["explain", "--data", str(data), *period]) == 0
     text = capsys.readouterr().out
     assert "Streams stood still 4 times" in text
-    assert "Why streams stood still" in text
+    assert "Why streams stalled" in text
     assert main(["explain", "--data", str(data), "--json", *period]) == 0
     (scope,) = json.loads(capsys.readouterr().out)["scopes"]
     assert {each["cause"]: each["stalls"] for each in scope["stalls"]["causes"]} == {

@@ -29,7 +29,10 @@ def test_a_hand_off_between_hosts_says_how_well_their_clocks_are_known() -> None
 
     D's message about its read reaches P 5 ms after D's own end of the read.
     """
-    assert "the two hosts' clocks are related to within 25.0 ms; only how long the KV lay compares them" in note("hd")
+    assert (
+        "the clock offset of the two hosts is known within ±25.0 ms; only the time for which P kept the KV depends on it"
+        in note("hd")
+    )
 
 
 def test_on_one_host_or_with_clocks_that_nothing_relates_there_is_no_such_note() -> None:

@@ -59,22 +59,22 @@ def test_the_tracks_stand_on_the_waterfalls_axis(traced: Callable[..., str], wid
 
 def test_a_clock_that_is_ahead_moves_the_samples_and_the_output_says_so(traced: Callable[..., str]) -> None:
     text = section(traced(ordinary(2 * S), pair("id-e", "id-p", 2 * S - MS, 2 * S + 2 * MS)))
-    assert "moved by 2.00 s, by which its clock is ahead, and in its place within ±1.50 ms (host-p's clock)" in text
-    assert "drawn by host-d's own clock; how far it is off the one that 0 is read on is not known" in text
+    assert "shifted by 2.00 s, since its clock is ahead; placed within ±1.50 ms (host-p's clock)" in text
+    assert "drawn on host-d's own clock; its offset from the clock of 0 is unknown" in text
     busy = next(line for line in text.splitlines() if "tensor" in line)
     assert "▇▇▇▇▇▇▇" in busy  # its prefill is where the prefill phase is
 
 
 def test_without_samples_one_line_says_so(traced: Callable[..., str]) -> None:
     text = section(traced([]))
-    assert text == "GPUs and links: no samples of host-p and host-d in this time; no sidecar there reads them.\n"
+    assert text == "GPUs and links: no samples from host-p and host-d in this time; no sidecar there reads them.\n"
 
 
 def test_a_host_whose_sidecar_has_no_nvml_says_so_and_shows_its_links(traced: Callable[..., str]) -> None:
     samples = [one for one in ordinary() if one.device.kind is not DeviceKind.GPU or one.process.host_name == "host-p"]
     text = section(traced(samples, *BOUNDED))
     of_d = text[text.index("D on host-d") :]
-    assert "no GPU samples: its sidecar reads links only (no NVML there, or GPU sampling is off)" in of_d
+    assert "no GPU samples: its sidecar reads only links (no NVML there, or GPU sampling is off)" in of_d
     assert "RDMA in" in of_d
     assert "GPU busy" not in of_d
 

@@ -53,7 +53,7 @@ def test_a_row_is_drawn_as_before(name: str, width: int, golden: Golden) -> None
         pytest.param(ROWS["unreachable"], "failed after 3.00 ms: the server could not be reached (HTTP 502).", id="unreachable"),
         pytest.param(
             request_row((), outcome="client_disconnect", phase_of=""),
-            "ended after 3.52 s: the client went away.",
+            "ended after 3.52 s: the client disconnected.",
             id="client-gone",
         ),
         pytest.param(
@@ -90,7 +90,7 @@ def test_a_sum_that_does_not_close_is_reported() -> None:
 
 def test_what_would_tell_hidden_phases_apart_depends_on_the_evidence() -> None:
     row = request_row((phase("unattributed", 90, "decode", may_be=KV_AND_QUEUE), phase("first_step", 9, "decode")))
-    assert "D's own span does not tell them apart." in drawn(row)
+    assert "D's own span does not separate them." in drawn(row)
     assert "point its OTLP exporter at its sidecar" in drawn(replace(row, joins=JOINS[:1]))
     tap_only = replace(row, joins=tuple(join for join in JOINS if join.evidence != "decode:proxy"))
     assert "An inline sidecar in front of D" in drawn(tap_only)

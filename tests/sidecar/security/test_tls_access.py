@@ -134,14 +134,14 @@ async def test_a_refused_client_gets_the_reason_and_the_remedy(setup: Setup, cap
         assert "--ca-file FILE (or HANDRAIL_API_CA_FILE)" in output
         code, output = await report(url.replace("https", "http"), *token)
         assert code == 1
-        assert "https:// where the collector speaks TLS" in output
+        assert "https:// if the collector uses TLS" in output
         code, output = await report(url, *ca, "--token-file", setup.token.parent / "none")
         assert code == 2
         assert "--token-file: " in output
         assert "No such file" in output
         code, output = await report(url, *ca, "--cert-file", setup.mine.cert)
         assert code == 2
-        assert "--cert-file and --key-file belong together" in output
+        assert "--cert-file and --key-file need each other" in output
     async with api(setup, client_ca=True) as url:
         code, output = await report(url, *ca, *token)
         assert code == 1

@@ -3,13 +3,16 @@
 Every process has a sidecar beside it, and a collector joins their records.
 
 examples:
-  handrail demo                       emulated engines; stays until Ctrl-C, so that its requests can be looked at
-  handrail demo --once --json         for a script: ends at once, the last line is one JSON object
+  handrail demo
+    emulated engines; the fleet stays until Ctrl-C
+  handrail demo --once --json
+    for a script: ends at once, the last line is one JSON object
   handrail demo --fault 'slow_link:p0>d0:8'
-                                      with a fault: shows what Handrail measured beside what truly happened
-  handrail demo --engine vllm         real vLLM engines on this machine's CPUs (from a source checkout)
-  handrail demo --scenario split --requests 20000 --fault 'slow_link:p0>d1:20@600-1200' --data run
-                                      virtual time: no sockets, 20,000 requests in seconds, into a folder to look at
+    with a fault: shows what Handrail measured beside what truly happened
+  handrail demo --engine vllm
+    real vLLM engines on this machine's CPUs (from a source checkout)
+  handrail demo --scenario split --requests 20000 --data run
+    virtual time: no sockets, 20,000 requests in seconds, into a folder
 """
 
 from __future__ import annotations
