@@ -9,18 +9,31 @@ import asyncio
 import contextlib
 import logging
 import time
+import uuid
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
+
+from opentelemetry.sdk.resources import Resource
 
 from handrail.config.listeners import ListenerSecurity, bound, write_ready
 from handrail.config.schema import plain
-from handrail.metrics.registry import Registry
+from handrail.config.telemetry import OtlpMetricsConfig
+from handrail.metrics.registry import AnyMetricDef, Registry
+from handrail.otlp.endpoint import parse_endpoint
 from handrail.otlp.receiver.server import OtlpServer
+from handrail.otlp.security import ClientSecurity
 from handrail.otlp.settings import NAMELESS, ClientSettings
 from handrail.otlp.signals import Signal
 from handrail.runtime.descriptors import raise_limit
 from handrail.runtime.process import Component, Stop, freeze_gc, start
 from handrail.runtime.process import run as run_process
 from handrail.security.file_reload import Watcher
+from handrail.telemetry.exporters import Outlet, metric_exporter
+from handrail.telemetry.metrics import OtlpMetrics, OtlpMetricsStats
+from handrail.telemetry.resource import process_resource
+from handrail.telemetry.traces import own_traces
+from handrail.telemetry.tracing import NO_TRACES
 from handrail_collector.api.server import ApiServer
 from handrail_collector.config import CollectorConfig
 from handrail_collector.journal.journal import Journal, JournalSettings
@@ -52,6 +65,9 @@ async def _main(config: CollectorConfig) -> int:
     gates = collector_gates(config)
     protection = ListenerSecurity(config.tls, config.auth, [each.value for each in config.plaintext])
     protection.warn_of_open(config.listeners)
+    resource = process_resource("handrail-collector", uuid.uuid4().hex, {})
+    traces, tracing = own_traces(config.own_traces, resource)
+    tracer = traces.tracer if traces is not None else NO_TRACES
     publisher = StorePublisher(config.data / "store")
     try:
         recovered = await asyncio.to_thread(publisher.open)
@@ -59,7 +75,7 @@ async def _main(config: CollectorConfig) -> int:
         raise OSError(str(error)) from error
     settings = JournalSettings(folder=config.data / "journal", max_bytes=config.journal_max_bytes)
     log_file = await asyncio.to_thread(lambda: settings.open_log(floor=recovered.end_offset))
-    journal = Journal(log_file, max_pending_bytes=settings.max_pending_bytes, retry_delay_s=settings.retry_delay_s)
+    journal = Journal(log_file, max_pending_bytes=settings.max_pending_bytes, retry_delay_s=settings.retry_delay_s, tracer=tracer)
     forwards = tuple(OtlpForward(ForwardSettings(client=ClientSettings(endpoint=url, names=NAMELESS))) for url in config.forward)
 
     def forward(signal: Signal, payload: bytes) -> None:
@@ -73,6 +89,7 @@ async def _main(config: CollectorConfig) -> int:
         _pipeline_settings(config),
         journal_max_bytes=config.journal_max_bytes,
         forward=forward if forwards else None,
+        tracer=tracer,
     )
     grpc, http = config.otlp_grpc, config.otlp_http
     receiver = OtlpServer(
@@ -88,36 +105,48 @@ async def _main(config: CollectorConfig) -> int:
         http_gate=gates.gate("otlp_http"),
     )
     api_guard = protection.guard("api", certificates=True)
-    upkeep = Upkeep(publisher, _upkeep_settings(config), steady=ClockStepGuard())
-    running = Running(journal, pipeline, receiver, forwards, upkeep, time.time_ns(), gates)
+    upkeep = Upkeep(publisher, _upkeep_settings(config), steady=ClockStepGuard(), tracer=tracer)
+    pushing = _pushing(config.otlp_metrics)
+    pushed_stats = OtlpMetricsStats() if pushing is not None else None
+    running = Running(journal, pipeline, receiver, forwards, upkeep, time.time_ns(), gates, pushed_stats, traces)
+    reader = StoreReader(config.data / "store")
+    links = SlowLinks(reader)
+    watched = [*protection.watched, *(file for each in (pushing, tracing) if each is not None for file in each.watched)]
+    rows = page_rows(running, links, watched, protection.guards)
     work = _Work(journal, pipeline, publisher)
-    components: list[tuple[str, Component]] = [
+    components: list[tuple[str, Component]] = []
+    if traces is not None:  # the last to stop, since it takes the spans of the others' ends
+        components.append(("own_traces", traces))
+    if pushing is not None and pushed_stats is not None:
+        components.append(("otlp_metrics", _pushed(config.otlp_metrics, rows, resource, pushing, pushed_stats)))
+    components += [
         *(("forward", each) for each in forwards),
         ("pipeline", work),
         ("upkeep", _Maintenance(upkeep, config.store.upkeep_interval.seconds)),
-        ("certificates", Watcher(protection.watched)),
+        ("certificates", Watcher(watched)),
         ("receivers", receiver),
     ]
     api = None
     if config.api is not None:
-        reader = StoreReader(config.data / "store")
-        links = SlowLinks(reader)
         api = ApiServer(
             reader,
             pipeline,
             running.status,
             config.api.host,
             config.api.port,
-            metrics=Registry(page_rows(running, links, protection.watched, protection.guards)),
+            metrics=Registry(rows),
             not_ready=running.not_ready,
             tls=protection.context("api", ask_only=True),
             guard=api_guard,
             gate=gates.gate("api"),
+            tracer=tracer,
         )
-        components += [("api", api), ("links", links)]
+        components.append(("api", api))
+    if api is not None or pushing is not None:
+        components.append(("links", links))
     async with AsyncExitStack() as stack:
         for name, component in components:
-            await start(stack, name, component, DRAIN_S)
+            await start(stack, name, component, DRAIN_S, tracer)
         addresses = bound(
             otlp_grpc=receiver.grpc_address, otlp_http=receiver.http_address, api=api.address if api is not None else None
         )
@@ -135,6 +164,21 @@ async def _main(config: CollectorConfig) -> int:
     elif not failed and fault is not None:
         log.error("the pipeline failed while it was stopping", exc_info=fault)
     return 1 if failed or journal.lost or fault is not None else 0
+
+
+def _pushing(config: OtlpMetricsConfig) -> ClientSecurity | None:
+    """Certificates of the backend of this process's metrics; None where none are sent."""
+    if config.endpoint is None:
+        return None
+    return ClientSecurity(parse_endpoint(config.endpoint), config.client(config.endpoint), use="otlp_metrics")
+
+
+def _pushed(
+    config: OtlpMetricsConfig, rows: Sequence[AnyMetricDef], resource: Resource, peer: ClientSecurity, stats: OtlpMetricsStats
+) -> OtlpMetrics:
+    assert config.endpoint is not None
+    outlet = partial(Outlet, metric_exporter, config.client(config.endpoint), peer, Signal.METRICS)
+    return OtlpMetrics(rows, resource, outlet, config.interval.seconds, stats=stats)
 
 
 class _Work:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from handrail.config.listeners import AuthConfig, ConnectionsConfig, Listener, TlsConfig, clashes, exposed
 from handrail.config.schema import Problem, section, setting
+from handrail.config.telemetry import OtlpMetricsConfig, OwnTracesConfig
 from handrail.config.types import Address, Duration, Size, Url
 
 
@@ -168,6 +169,8 @@ class CollectorConfig:
         schemes=("http", "https", "grpc", "grpcs"),
         unset="none",
     )
+    otlp_metrics: OtlpMetricsConfig = section(OtlpMetricsConfig)
+    own_traces: OwnTracesConfig = section(OwnTracesConfig)
     ready_file: Path | None = setting(
         None,
         help="file that gets the pid and the bound addresses as JSON when everything listens",

@@ -7,6 +7,8 @@ A record that raises an exception is left out and counted; the rest of its entry
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -14,6 +16,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from handrail.conventions import SCOPE_OWN
 from handrail.otlp.decode import PROTOBUF, decode, decode_repaired
 from handrail.otlp.messages import Request
 from handrail.otlp.signals import Rejected
@@ -91,6 +94,7 @@ class Intake:
         *,
         dedup_window_ns: int,
         replayed_to: int,
+        now_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """Create an intake.
 
@@ -107,6 +111,8 @@ class Intake:
         self._activity = activity
         self._counting = counting
         self._replayed_to = replayed_to
+        self._now_unix_ns = now_unix_ns
+        self.decoded_unix_ns = 0  # when the newest entry was decoded
         self._raw: tuple[int, ...] = (0,) * len(BY_ENTRY)
 
     async def take(self, entry: Entry, now: int) -> RowBatch:
@@ -114,6 +120,7 @@ class Intake:
         self._stats.entries[entry.signal.value] += 1
         rows = RowBatch()
         request = await self._request(entry)
+        self.decoded_unix_ns = self._now_unix_ns()
         if isinstance(request, ExportTraceServiceRequest):
             await self._take_spans(request, entry, now, rows)
         elif isinstance(request, ExportLogsServiceRequest):
@@ -154,6 +161,9 @@ class Intake:
         for resource_spans in request.resource_spans:
             resource = attributes_of(resource_spans.resource.attributes)
             for batch in batches(resource_spans):
+                if batch.scope == SCOPE_OWN:
+                    self._stats.own_spans += len(batch.spans)
+                    continue
                 if self.duplicates.batch(batch.process.sender, batch.seq, batch.scope, now):
                     continue
                 place = SpanPlace(entry.offset, batch.scope, resource)

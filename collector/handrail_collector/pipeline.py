@@ -16,8 +16,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from opentelemetry.trace import Tracer
+
+from handrail import conventions as names
 from handrail.otlp.signals import Signal
 from handrail.records import KvFetch, KvPublish, Role
+from handrail.telemetry.tracing import NO_TRACES, WORTH_NS, about_own_traces, record_span
 from handrail.wal.log import FolderGoneError
 from handrail_collector.counters import CounterDelta, CounterKey
 from handrail_collector.decisions import DecidedRows, Decisions
@@ -112,7 +116,9 @@ class Pipeline:
         journal_max_bytes: int = 4 << 30,
         forward: Callable[[Signal, bytes], None] | None = None,
         now_unix_ns: Callable[[], int] = time.time_ns,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
+        self._tracer = tracer
         self.settings = settings or PipelineSettings()
         self.stats = PipelineStats(published_offset=recovered.end_offset)
         stitch = self.settings.stitch
@@ -129,6 +135,7 @@ class Pipeline:
             self.counting,
             dedup_window_ns=self.settings.dedup_window_ns,
             replayed_to=recovered.end_offset,
+            now_unix_ns=now_unix_ns,
         )
         self.buffer = RowBuffer()
         self._decisions = Decisions(self.stalling, recovered.evidence, self.stats.fault)
@@ -206,7 +213,9 @@ class Pipeline:
         self._decided(self.stitcher.advance(now), now)
         if self.stitcher.sweeping or now - self._swept_unix_ns >= SECOND:
             self._sweep(now)
+        began_unix_ns = self._now_unix_ns()
         rows = await self.intake.take(entry, now)
+        self._trace_entry(entry, began_unix_ns, self._now_unix_ns())
         if entry.offset >= self._stored_offset:
             self.buffer.waiting.extend(rows)  # as a whole: a publish ends between two entries, never within one
             if self._forward is not None:
@@ -214,6 +223,16 @@ class Pipeline:
         self._recent.append((now, entry.offset))
         self._position = entry.next_offset
         self._taken_offset = max(self._taken_offset, entry.next_offset)
+
+    def _trace_entry(self, entry: Entry, began_unix_ns: int, ended_unix_ns: int) -> None:
+        """Make the spans of an entry that is worth them."""
+        if self._tracer is NO_TRACES or ended_unix_ns - began_unix_ns < WORTH_NS or about_own_traces(entry.payload):
+            return
+        decoded_unix_ns = self.intake.decoded_unix_ns
+        about: dict[str, str | int] = {names.OWN_SIGNAL: entry.signal.value, names.OWN_BYTES: len(entry.payload)}
+        whole = record_span(self._tracer, names.OWN_ENTRY, began_unix_ns, ended_unix_ns, about)
+        record_span(self._tracer, names.OWN_DECODE, began_unix_ns, decoded_unix_ns, {}, parent=whole)
+        record_span(self._tracer, names.OWN_STITCH, decoded_unix_ns, ended_unix_ns, {}, parent=whole)
 
     # --- decisions -------------------------------------------------------------------------------------------------------
 
@@ -269,6 +288,16 @@ class Pipeline:
         return self._journal.size_bytes > self.settings.journal_high_ratio * self._journal_max_bytes
 
     def _decided(self, decisions: Sequence[Decision], now: int) -> None:
+        if not decisions:
+            return
+        began_unix_ns = self._now_unix_ns()
+        self._take_decisions(decisions, now)
+        ended_unix_ns = self._now_unix_ns()
+        if self._tracer is not NO_TRACES and ended_unix_ns - began_unix_ns >= WORTH_NS:
+            record_span(self._tracer, names.OWN_DECIDE, began_unix_ns, ended_unix_ns, {names.OWN_DECIDED: len(decisions)})
+
+    def _take_decisions(self, decisions: Sequence[Decision], now: int) -> None:
+        """Explain decided requests, and keep and count what comes of them."""
         for decision in decisions:
             group = decision.group
             fleet = self.fleet(min(now, group.deadline_unix_ns or now))  # as it was then: a replay may come hours later
@@ -353,7 +382,10 @@ class Pipeline:
             totals = self.observed.with_added(counted)
             before = self.observed[CounterKey.SPANS_STORED]
             try:
-                totals = await asyncio.to_thread(self._publish, (first, end, low), rows, totals, counted)
+                about = {names.OWN_SPANS: len(rows.spans), names.OWN_ROWS: rows.decided + rows.events}
+                tracer = self._tracer if any(about.values()) else NO_TRACES
+                with tracer.start_as_current_span(names.OWN_PUBLISH, attributes=about):
+                    totals = await asyncio.to_thread(self._publish, (first, end, low), rows, totals, counted)
             except Exception as error:
                 self.buffer.put_back()
                 self.observed.put_back(counted)

@@ -20,6 +20,7 @@ class PipelineStats:
     entries: dict[str, int] = field(default_factory=lambda: {signal.value: 0 for signal in Signal})
     spans: int = 0
     spans_stored: int = 0
+    own_spans: int = 0  # of Handrail's own work; neither joined nor stored
     log_records: int = 0
     samples: int = 0
     rows: int = 0

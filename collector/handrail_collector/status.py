@@ -10,6 +10,8 @@ from handrail.otlp.receiver import grpc_front
 from handrail.otlp.receiver.server import OtlpServer
 from handrail.runtime.connections import Gates
 from handrail.runtime.descriptors import DescriptorBudget
+from handrail.telemetry.metrics import OtlpMetricsStats
+from handrail.telemetry.traces import OwnTraces
 from handrail_collector.config import CollectorConfig
 from handrail_collector.counters import CounterKey
 from handrail_collector.journal.journal import Journal
@@ -44,6 +46,8 @@ class Running:
     upkeep: Upkeep
     started_unix_ns: int
     gates: Gates
+    pushed: OtlpMetricsStats | None = None
+    traces: OwnTraces | None = None
     _refused: int = 0
     _refused_at: float = 0.0
 

@@ -11,6 +11,7 @@ from typing import Final
 SCOPE_PROXY: Final = "handrail.proxy"
 SCOPE_PLUGIN: Final = "handrail.plugin"
 SCOPE_EVENTS: Final = "handrail.events"  # log records
+SCOPE_OWN: Final = "handrail.own"  # spans of Handrail's own work; no collector joins or stores them
 
 # --- span names -----------------------------------------------------------------------------------------------------------
 SPAN_REQUEST: Final = "handrail.request"  # SERVER, edge: the request as the client saw it
@@ -24,10 +25,41 @@ SPAN_DECODE_STREAM: Final = "decode.stream"  # first token to finished; drawn
 SPAN_KV_PUBLISH: Final = "kv.publish"  # PRODUCER
 SPAN_KV_FETCH: Final = "kv.fetch"  # CONSUMER, child of kv.publish
 
+# --- spans of Handrail's own work (scope ``handrail.own``) ---------------------------------------------------------------------
+OWN_COMMIT: Final = "journal.commit"
+OWN_SYNC: Final = "journal.sync"
+OWN_ENTRY: Final = "pipeline.entry"
+OWN_DECODE: Final = "pipeline.decode"
+OWN_STITCH: Final = "pipeline.stitch"
+OWN_DECIDE: Final = "pipeline.decide"
+OWN_PUBLISH: Final = "store.publish"
+OWN_UPKEEP: Final = "store.upkeep"  # its children are "store." and the step: store.compaction, store.retention
+OWN_QUERY: Final = "api.query"
+OWN_SPOOL: Final = "spool.append"
+OWN_EXPORT: Final = "export.batch"  # CLIENT
+OWN_PART_START: Final = "part.start"
+OWN_PART_STOP: Final = "part.stop"
+OWN_LATE: Final = "sample.late"
+OWN_FREQUENT: Final = frozenset({OWN_COMMIT, OWN_ENTRY, OWN_DECIDE, OWN_SPOOL, OWN_EXPORT, OWN_LATE})
+"""Operations of which ``own_traces.sample_ratio`` are traced; all others always are."""
+OWN_STORE_STEP: Final = "store."
+OWN_PART: Final = "handrail.part"
+OWN_SIGNAL: Final = "handrail.signal"  # traces | logs | metrics
+OWN_RECORDS: Final = "handrail.records"
+OWN_BYTES: Final = "handrail.bytes"
+OWN_SPANS: Final = "handrail.spans"
+OWN_ROWS: Final = "handrail.rows"
+OWN_REFUSED: Final = "handrail.refused"
+OWN_DECIDED: Final = "handrail.decided"
+OWN_FOLDER: Final = "handrail.store.folder"
+OWN_SAMPLER: Final = "handrail.sampler"  # gpu | link
+OWN_MISSED: Final = "handrail.missed"  # periods
+
 # --- resource -------------------------------------------------------------------------------------------------------------
 SERVICE_NAME: Final = "service.name"
 SERVICE_INSTANCE_ID: Final = "service.instance.id"
 SERVICE_VERSION: Final = "service.version"
+PROCESS_PID: Final = "process.pid"
 HOST_NAME: Final = "host.name"
 HOST_ID: Final = "host.id"
 ROLE: Final = "handrail.role"  # edge | router | prefill | decode | collocated
@@ -40,6 +72,7 @@ BATCH_SEQ: Final = "handrail.batch.seq"  # counts from 1 within one sender
 
 # --- span attributes: conventions -----------------------------------------------------------------------------------------
 HTTP_METHOD: Final = "http.request.method"
+HTTP_ROUTE: Final = "http.route"
 HTTP_STATUS: Final = "http.response.status_code"
 URL_PATH: Final = "url.path"
 SERVER_ADDRESS: Final = "server.address"

@@ -30,7 +30,7 @@ async def start_components(stack: AsyncExitStack, sidecar: Sidecar) -> dict[str,
     """
     addresses: dict[str, str] = {}
     for entry, component in sidecar.components:
-        await start(stack, entry.name, component, min(sidecar.config.drain.seconds, entry.most_drain_s))
+        await start(stack, entry.name, component, min(sidecar.config.drain.seconds, entry.most_drain_s), sidecar.tracer)
         addresses.update(entry.addresses(component))
     return addresses
 

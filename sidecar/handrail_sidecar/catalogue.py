@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from handrail.config.telemetry import OtlpMetricsConfig, OwnTracesConfig
 from handrail.config.types import Address, Url
 from handrail.metrics.catalogue import CatalogueMetric, metrics_of
 from handrail.records import Role
-from handrail_sidecar.settings import GpuConfig, LogConfig, MetricsConfig, OtlpMetricsConfig, Sampling, SidecarConfig
+from handrail_sidecar.settings import GpuConfig, LogConfig, MetricsConfig, Sampling, SidecarConfig
 
 SIDECAR: Final = "sidecar"
 
@@ -48,4 +49,5 @@ def everything() -> SidecarConfig:
         metrics=MetricsConfig(url=Url("http://127.0.0.1:8100/metrics")),
         gpu=GpuConfig(sample=Sampling.ON),
         otlp_metrics=OtlpMetricsConfig(endpoint=Url("http://127.0.0.1:4318")),
+        own_traces=OwnTracesConfig(endpoint=Url("http://127.0.0.1:4318")),
     ).resolved()

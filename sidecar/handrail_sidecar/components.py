@@ -13,19 +13,22 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.sdk.resources import Resource as SdkResource
+from opentelemetry.trace import Tracer
 
 from handrail import conventions as names
 from handrail.config.listeners import ListenerSecurity, bound
 from handrail.device_counters.gpu import ALL as GPU_COUNTERS
 from handrail.device_counters.link import COUNTERS as LINK_COUNTERS
 from handrail.metrics.histogram import ExponentialHistogram, Histogram
-from handrail.metrics.otlp_push import OtlpMetrics, otlp_metrics_rows
 from handrail.metrics.registry import AnyMetricDef, Registry
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.endpoint import parse_endpoint
 from handrail.otlp.receiver import grpc_front
 from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.security import ClientSecurity
+from handrail.otlp.signals import Signal
+from handrail.otlp.values import attributes_of
 from handrail.records import Process, Role
 from handrail.runtime.admin_http import AdminServer
 from handrail.runtime.connections import Gates, connection_rows
@@ -33,12 +36,18 @@ from handrail.runtime.descriptors import DescriptorBudget
 from handrail.runtime.process import Component
 from handrail.security.file_reload import ReloadingFile, Watcher
 from handrail.security.metrics import security_rows
+from handrail.telemetry.exporters import Outlet, metric_exporter
+from handrail.telemetry.metrics import OtlpMetrics, otlp_metrics_rows
+from handrail.telemetry.resource import process_resource
+from handrail.telemetry.traces import OwnTraces, own_traces, own_traces_rows
+from handrail.telemetry.tracing import NO_TRACES
 from handrail.wire.device_samples import named
 from handrail_sidecar.engine_metrics.liveness import ProgressSettings
 from handrail_sidecar.export.device_batches import DeviceBatches, device_rows
 from handrail_sidecar.export.evidence import CountsExport, EvidenceExport
 from handrail_sidecar.export.exporter import Exporter, ExportSettings
 from handrail_sidecar.export.resource import new_sender_id, own_process, own_resource, tap_attributes
+from handrail_sidecar.gpu.sampler import Sampler
 from handrail_sidecar.gpu.state import SamplerSettings
 from handrail_sidecar.links.sampler import LinkSamplerSettings
 from handrail_sidecar.live_metrics.engine_metrics import EventCounts, engine_rows, log_rows
@@ -120,7 +129,8 @@ class Sidecar:
     resource: Resource
     protection: ListenerSecurity  # of everything that listens here
     gates: Gates  # of the same, except the proxy
-    peers: Mapping[str, ClientSecurity]  # towards the collector and a backend for metrics, by the section of the settings
+    peers: Mapping[str, ClientSecurity]  # towards the collector and backends, by the section of the settings
+    traces: OwnTraces | None
     exporter: Exporter
     evidence: EvidenceExport
     devices: DeviceBatches
@@ -135,6 +145,11 @@ class Sidecar:
     def find(self, kind: type[C]) -> C | None:
         """The component of this class; None where the config does not want it."""
         return next((component for _, component in self.components if isinstance(component, kind)), None)
+
+    @property
+    def tracer(self) -> Tracer:
+        """Maker of spans of this process's own work."""
+        return self.traces.tracer if self.traces is not None else NO_TRACES
 
     @property
     def watched(self) -> list[ReloadingFile[Any]]:
@@ -158,10 +173,15 @@ def make_sidecar(config: SidecarConfig, entries: Sequence[Entry[Any]] | None = N
     if config.otlp_metrics.endpoint is not None:
         clients["otlp_metrics"] = config.otlp_metrics.client(config.otlp_metrics.endpoint)
     peers = {section: ClientSecurity(parse_endpoint(each.endpoint), each, use=section) for section, each in clients.items()}
+    about = {names.ROLE: process.role.value, names.INSTANCE: process.instance, names.CLUSTER: config.cluster}
+    traces, tracing = own_traces(config.own_traces, process_resource("handrail-sidecar", process.sender, about))
+    if tracing is not None:
+        peers["own_traces"] = tracing
     exporter = Exporter(
         ExportSettings(folder=config.spool.dir, max_bytes=config.spool.max_bytes),
         resource,
         lambda: OtlpClient(clients["collector"], peers["collector"]),
+        tracer=traces.tracer if traces is not None else NO_TRACES,
     )
 
     def room() -> bool:
@@ -176,6 +196,7 @@ def make_sidecar(config: SidecarConfig, entries: Sequence[Entry[Any]] | None = N
         protection=ListenerSecurity(config.tls, config.auth, [each.value for each in config.plaintext]),
         gates=Gates(config.connections, DescriptorBudget.of_process(RESERVED_DESCRIPTORS), LISTENER_SHARES),
         peers=peers,
+        traces=traces,
         exporter=exporter,
         evidence=EvidenceExport(resource, exporter.take),
         devices=DeviceBatches(resource, named(gpu=GPU_COUNTERS, link=LINK_COUNTERS), exporter.take, room),
@@ -225,7 +246,9 @@ def _otlp_metrics(sidecar: Sidecar) -> OtlpMetrics | None:
     if config.endpoint is None:
         return None
     client, peer = config.client(config.endpoint), sidecar.peers["otlp_metrics"]
-    return OtlpMetrics(sidecar.metrics, sidecar.resource, lambda: OtlpClient(client, peer), config.interval.seconds)
+    resource = SdkResource(attributes_of(sidecar.resource.attributes))
+    outlet = partial(Outlet, metric_exporter, client, peer, Signal.METRICS)
+    return OtlpMetrics(sidecar.metrics, resource, outlet, config.interval.seconds)
 
 
 def _tap(sidecar: Sidecar) -> OtlpTap | None:
@@ -284,7 +307,7 @@ def _links(sidecar: Sidecar) -> LinkSource | None:
     if not sidecar.config.samples_links:
         return None
     settings = LinkSamplerSettings(root=links.sysfs, wanted=links.devices, interval_ns=links.interval.ns)
-    return LinkSource(settings, sidecar.process, sidecar.devices.samples)
+    return LinkSource(settings, sidecar.process, sidecar.devices.samples, tracer=sidecar.tracer)
 
 
 def _nvml(sidecar: Sidecar) -> NvmlSource | None:
@@ -292,7 +315,8 @@ def _nvml(sidecar: Sidecar) -> NvmlSource | None:
     if not sidecar.config.samples_gpus or gpu.dcgm_url is not None:
         return None
     settings = SamplerSettings(period_ns=gpu.interval.ns, devices=gpu.devices, without=frozenset(gpu.without))
-    return NvmlSource(settings, sidecar.process, sidecar.exporter.sink, sidecar.devices.sample)
+    sampler = partial(Sampler, tracer=sidecar.tracer)
+    return NvmlSource(settings, sidecar.process, sidecar.exporter.sink, sidecar.devices.sample, sampler=sampler)
 
 
 def _dcgm(sidecar: Sidecar) -> DcgmSource | None:
@@ -362,9 +386,15 @@ def _span_watch(sidecar: Sidecar) -> SpanWatch | None:
 COMPONENTS: Final[tuple[Entry[Any], ...]] = (
     # the first to start and the last to stop, so that a drain can be watched
     Entry("admin", _admin, addresses=lambda admin: bound(admin=admin.address)),
+    # last to stop but for that, since it takes the spans of the others' ends
+    Entry(
+        "own_traces",
+        lambda sidecar: sidecar.traces,
+        lambda _, traces: own_traces_rows(traces.stats, names.METRIC_SIDECAR),
+    ),
     Entry("certificates", lambda sidecar: Watcher(sidecar.watched)),
     Entry("exporter", lambda sidecar: sidecar.exporter, lambda _, exporter: own_rows(exporter)),
-    Entry("otlp_metrics", _otlp_metrics, lambda _, pushed: otlp_metrics_rows(pushed.stats)),
+    Entry("otlp_metrics", _otlp_metrics, lambda _, pushed: otlp_metrics_rows(pushed.stats, names.METRIC_SIDECAR)),
     Entry("devices", lambda sidecar: sidecar.devices, lambda _, devices: device_rows(devices)),
     Entry(
         "tap",

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from handrail.config.listeners import AuthConfig, ConnectionsConfig, Listener, TlsConfig, clashes, exposed
 from handrail.config.schema import Problem, section, setting
+from handrail.config.telemetry import OtlpMetricsConfig, OwnTracesConfig
 from handrail.config.types import Address, Duration, Size, Url, nearest
 from handrail.device_counters.gpu import NAMES as GPU_COUNTERS
 from handrail.otlp.settings import ClientSettings, Names
@@ -310,47 +311,6 @@ class SloConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OtlpMetricsConfig:
-    """A backend that takes the figures of /metrics as OTLP metrics.
-
-    Handrail's own collector does not need them.
-    """
-
-    endpoint: Url | None = setting(
-        None,
-        help="OTLP endpoint of the backend: http(s) for OTLP/HTTP, grpc(s) for OTLP/gRPC",
-        example="http://otelcol:4318",
-        unset="not sent",
-        schemes=("http", "https", "grpc", "grpcs"),
-    )
-    headers: Mapping[str, str] = setting(
-        default_factory=dict,
-        help="headers of each request, such as a token",
-        example='{authorization: "Bearer ..."}',
-        flag="--otlp-metrics-header",
-        secret=True,
-        unset="none",
-    )
-    interval: Duration = setting(
-        Duration(60 * 10**9),
-        help="time between two exports",
-        example="15s",
-        at_least=10**9,
-    )
-    ca_file: Path | None = setting(
-        None,
-        help="PEM file with the authorities that check the backend's certificate; read again when it changes",
-        example="/etc/handrail/ca.pem",
-        unset="the system's",
-    )
-
-    def client(self, endpoint: str) -> ClientSettings:
-        """Settings for the client of this endpoint."""
-        names = Names("otlp_metrics.", frozenset({"headers", "ca_file"}))
-        return ClientSettings(endpoint=endpoint, headers=self.headers, ca_file=self.ca_file, names=names)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
     """Limits of the inline proxy.
 
@@ -442,6 +402,7 @@ class SidecarConfig:
     )
     slo: SloConfig = section(SloConfig)
     otlp_metrics: OtlpMetricsConfig = section(OtlpMetricsConfig)
+    own_traces: OwnTracesConfig = section(OwnTracesConfig)
     log: LogConfig = section(LogConfig)
     metrics: MetricsConfig = section(MetricsConfig)
     links: LinksConfig = section(LinksConfig)

@@ -14,6 +14,7 @@ from typing import Any
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.trace import Tracer
 
 from builders.plugin import fetch, publish, times
 from builders.records import EPOCH, split_request
@@ -22,6 +23,7 @@ from handrail.otlp.payload import with_batch_seq
 from handrail.otlp.signals import Signal
 from handrail.records import Exchange, LogFact, Record, Role
 from handrail.records.devices import DeviceSample
+from handrail.telemetry.tracing import NO_TRACES
 from handrail.wal.filesystem import Filesystem
 from handrail.wire.device_samples import DeviceMetrics, devices_request
 from handrail.wire.exchange import resource_of, to_span
@@ -57,14 +59,28 @@ class Clock:
 
 
 @asynccontextmanager
-async def running(root: Path, clock: Clock, *, files: Filesystem | None = None, **settings: Any) -> Any:
+async def running(
+    root: Path,
+    clock: Clock,
+    *,
+    files: Filesystem | None = None,
+    forward: Callable[[Signal, bytes], None] | None = None,
+    tracer: Tracer = NO_TRACES,
+    **settings: Any,
+) -> Any:
     """Run a collector without sockets; leaving the context stops it cleanly."""
     publisher = StorePublisher(root / "store", files=files)
     recovered = publisher.open()
     log = JournalSettings(folder=root / "journal").open_log(floor=recovered.end_offset, files=files)
-    journal = Journal(log, now_unix_ns=clock)
+    journal = Journal(log, now_unix_ns=clock, tracer=tracer)
     pipeline = Pipeline(
-        journal, publisher, recovered, PipelineSettings(flush_interval_ns=3600 * SECOND, **settings), now_unix_ns=clock
+        journal,
+        publisher,
+        recovered,
+        PipelineSettings(flush_interval_ns=3600 * SECOND, **settings),
+        forward=forward,
+        now_unix_ns=clock,
+        tracer=tracer,
     )
     await journal.start()
     task = asyncio.create_task(pipeline.run())

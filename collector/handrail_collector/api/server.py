@@ -6,6 +6,7 @@ It answers with request rows and their spans, the collector's own state, and its
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import html
 import json
 import logging
@@ -17,12 +18,15 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from aiohttp import web
+from opentelemetry.trace import SpanKind, StatusCode, Tracer
 
+from handrail import conventions as names
 from handrail.metrics.registry import Registry
 from handrail.runtime.admin_http import Problem, add_routes, denial
 from handrail.runtime.connections import Gate, own_gate
 from handrail.runtime.http_server import HttpServer
 from handrail.security.tokens import Authenticator
+from handrail.telemetry.tracing import NO_TRACES
 from handrail_collector.api.compare import COMPARE_PARAMETERS, answer, parse_compare
 from handrail_collector.api.errors import ApiError, nearest
 from handrail_collector.api.events import happened_to_json
@@ -106,14 +110,16 @@ class ApiServer:
         tls: ssl.SSLContext | None = None,
         guard: Authenticator | None = None,
         gate: Gate | None = None,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
         self._reader = reader
+        self._tracer = tracer
         self._live = live
         self._status = status
         self._now_unix_ns = now_unix_ns
         self._waiting = 0
         self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="handrail-api")
-        app = web.Application(middlewares=[_guarded(guard or Authenticator("api")), _errors_as_json])
+        app = web.Application(middlewares=[_guarded(guard or Authenticator("api")), _traced(tracer), _errors_as_json])
         add_routes(app, metrics or Registry([]), not_ready)
         app.router.add_get("/", _page)
         app.router.add_get("/api/v1/requests", self._list)
@@ -249,12 +255,14 @@ class ApiServer:
             raise ApiError(status=503, what="too many questions at once", where="the collector", valid="try again in a second")
 
         def encoded() -> tuple[int, bytes]:
-            status, body = question()
+            with self._tracer.start_as_current_span(names.OWN_QUERY):
+                status, body = question()
             return status, json.dumps(body, separators=(",", ":")).encode()
 
         self._waiting += 1
         try:
-            status, body = await asyncio.get_running_loop().run_in_executor(self._threads, encoded)
+            context = contextvars.copy_context()  # the span of the question
+            status, body = await asyncio.get_running_loop().run_in_executor(self._threads, context.run, encoded)
         finally:
             self._waiting -= 1
         return web.Response(status=status, body=body, content_type="application/json")
@@ -301,6 +309,28 @@ def _guarded(guard: Authenticator) -> Any:
         return response
 
     return let_in
+
+
+def _traced(tracer: Tracer) -> Any:
+    """Trace questions; scrapes and health checks, which come every few seconds, are not traced."""
+
+    @web.middleware
+    async def trace(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        route = resource.canonical if resource is not None else ""
+        if not route.startswith("/api/"):
+            response: web.StreamResponse = await handler(request)
+            return response
+        about = {names.HTTP_METHOD: request.method, names.HTTP_ROUTE: route}
+        with tracer.start_as_current_span(f"{request.method} {route}", kind=SpanKind.SERVER, attributes=about) as span:
+            response = await handler(request)
+            span.set_attribute(names.HTTP_STATUS, response.status)
+            if response.status >= 500:
+                span.set_attribute(names.ERROR_TYPE, str(response.status))
+                span.set_status(StatusCode.ERROR)
+            return response
+
+    return trace
 
 
 @web.middleware

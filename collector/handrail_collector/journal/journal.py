@@ -19,7 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
+from opentelemetry.trace import StatusCode, Tracer
+
+from handrail import conventions as names
 from handrail.otlp.signals import KIND_OF_SIGNAL, SIGNAL_OF_KIND, ReceiverUnavailable, Rejected, Retryable, Signal
+from handrail.telemetry.tracing import NO_TRACES, about_own_traces
 from handrail.wal.filesystem import OUT_OF_DESCRIPTORS, Filesystem
 from handrail.wal.log import Damage, FolderGoneError, Full, LogLimits, NoDescriptors, SegmentLog, Stored
 
@@ -110,7 +114,9 @@ class Journal:
         max_pending_bytes: int = 64 << 20,
         retry_delay_s: float = 1.0,
         now_unix_ns: Callable[[], int] = time.time_ns,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
+        self._tracer = tracer
         self.stats = JournalStats()
         self.followed_offset = log.begin  # the largest offset that a follower has taken
         self.followed_unix_ns = 0  # when that entry was received
@@ -342,18 +348,33 @@ class Journal:
         Returns the refusal of each request, or None.
         """
         started_ns = time.perf_counter_ns()
-        refusals = [self._append(waiting) for waiting in group]
+        traced = self._tracer is not NO_TRACES and not all(about_own_traces(waiting.payload) for waiting in group)
+        tracer = self._tracer if traced else NO_TRACES
+        size = sum(len(waiting.payload) for waiting in group)
+        with tracer.start_as_current_span(
+            names.OWN_COMMIT, attributes={names.OWN_RECORDS: len(group), names.OWN_BYTES: size}
+        ) as span:
+            refusals = [self._append(waiting) for waiting in group]
+            with tracer.start_as_current_span(names.OWN_SYNC):
+                refusals = self._sync(refusals)
+            if refused := sum(refusal is not None for refusal in refusals):
+                span.set_attribute(names.OWN_REFUSED, refused)
+                span.set_status(StatusCode.ERROR, str(next(filter(None, refusals))))
+        kept = [waiting for waiting, refusal in zip(group, refusals, strict=True) if refusal is None]
+        self.stats.appended_records += len(kept)
+        self.stats.appended_bytes += sum(len(waiting.payload) for waiting in kept)
+        self.stats.syncs += 1
+        self.stats.sync_ns += time.perf_counter_ns() - started_ns
+        return refusals
+
+    def _sync(self, refusals: list[Exception | None]) -> list[Exception | None]:
+        """Sync a group; return the refusal of each request, or None."""
         try:
             self._log.sync()
         except Full as full:  # undone: none of the group is in the journal
             refusals = [refusal or self._refuse_full(full) for refusal in refusals]
         except OSError as error:
             refusals = [refusal or self._fail(error) for refusal in refusals]
-        kept = [waiting for waiting, refusal in zip(group, refusals, strict=True) if refusal is None]
-        self.stats.appended_records += len(kept)
-        self.stats.appended_bytes += sum(len(waiting.payload) for waiting in kept)
-        self.stats.syncs += 1
-        self.stats.sync_ns += time.perf_counter_ns() - started_ns
         return refusals
 
     def _note_untaken(self, end: int, received_unix_ns: int) -> None:

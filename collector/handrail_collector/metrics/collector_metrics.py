@@ -38,6 +38,11 @@ def own_rows(running: Running, links: SlowLinks, now_unix_ns: Callable[[], int] 
         ("journal_damaged_bytes", "Damaged bytes in the journal", lambda: running.journal.damaged_bytes),
         ("spans", f"Spans read from the journal, without duplicates; {KEPT}", lambda: seen[CounterKey.SPANS]),
         ("spans_stored", f"Spans published to the store; {KEPT}", lambda: seen[CounterKey.SPANS_STORED]),
+        (
+            "received_own_spans",
+            "Spans of Handrail's own work that came in; the collector neither joins nor stores them",
+            lambda: pipe.own_spans,
+        ),
         ("duplicate_batches", f"Batches that came again; {KEPT}", lambda: seen[CounterKey.DUPLICATE_BATCHES]),
         ("duplicate_spans", f"Spans that came again; {KEPT}", lambda: seen[CounterKey.DUPLICATE_SPANS]),
         ("unreadable_spans", f"Proxy spans that the collector could not read; {KEPT}", lambda: seen[CounterKey.UNREADABLE_SPANS]),

@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from opentelemetry.sdk.resources import Resource
+
+from handrail import conventions as names
+from handrail.config.telemetry import OwnTracesConfig
+from handrail.config.types import Url
 from handrail.metrics.catalogue import CatalogueMetric, metrics_of
 from handrail.metrics.registry import AnyMetricDef
 from handrail.otlp.receiver.server import OtlpServer
@@ -18,7 +24,10 @@ from handrail.runtime.connections import connection_rows
 from handrail.security.file_reload import ReloadingFile
 from handrail.security.metrics import security_rows
 from handrail.security.tokens import Authenticator
+from handrail.telemetry.metrics import OtlpMetricsStats, otlp_metrics_rows
+from handrail.telemetry.traces import own_traces, own_traces_rows
 from handrail_collector.config import CollectorConfig, CollectorListener
+from handrail_collector.counters import KEPT
 from handrail_collector.journal.journal import Journal, JournalSettings
 from handrail_collector.metrics.collector_metrics import own_rows
 from handrail_collector.metrics.request_metrics import joined_rows
@@ -41,14 +50,21 @@ def page_rows(
     ``watched``: certificates and tokens. ``guards``: authenticators of the listeners.
     """
     pipeline = running.pipeline
-    joined = joined_rows(pipeline.counting, pipeline.stitcher.clocks, links)
-    return [*own_rows(running, links), *joined, *security_rows(watched, guards), *connection_rows(running.gates)]
+    rows: list[AnyMetricDef] = [
+        *own_rows(running, links),
+        *(otlp_metrics_rows(running.pushed, names.METRIC_COLLECTOR) if running.pushed is not None else ()),
+        *(own_traces_rows(running.traces.stats, names.METRIC_COLLECTOR) if running.traces is not None else ()),
+        *joined_rows(pipeline.counting, pipeline.stitcher.clocks, links),
+        *security_rows(watched, guards),
+        *connection_rows(running.gates),
+    ]
+    return [replace(row, kept=KEPT in row.help) for row in rows]
 
 
 def collector_metrics() -> list[CatalogueMetric]:
     """List every metric that a collector may expose, in the order of its page.
 
-    The list is that of a collector that forwards. Nothing is started.
+    The list is that of a collector that forwards and reports about itself. Nothing is started.
     """
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -66,6 +82,8 @@ def collector_metrics() -> list[CatalogueMetric]:
             Upkeep(publisher, UpkeepSettings()),
             0,
             gates,
+            OtlpMetricsStats(),
+            own_traces(OwnTracesConfig(endpoint=Url("http://127.0.0.1:4318")), Resource({}))[0],
         )
         found = metrics_of(page_rows(running, SlowLinks(StoreReader(root / "store")), (), ()), COLLECTOR)
         publisher.close()

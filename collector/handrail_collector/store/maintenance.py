@@ -15,7 +15,10 @@ from datetime import datetime, timezone
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from opentelemetry.trace import Tracer
 
+from handrail.conventions import OWN_FOLDER, OWN_STORE_STEP, OWN_UPKEEP
+from handrail.telemetry.tracing import NO_TRACES
 from handrail_collector.store import compaction
 from handrail_collector.store.compaction import Fold
 from handrail_collector.store.layout import DAY_NS, hour_folder
@@ -114,7 +117,9 @@ class Upkeep:
         settings: UpkeepSettings,
         now_unix_ns: Callable[[], int] = time.time_ns,
         steady: ClockStepGuard | None = None,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
+        self._tracer = tracer
         self.stats = UpkeepStats()
         self._steady = steady
         self._publisher = publisher
@@ -146,18 +151,23 @@ class Upkeep:
             "rollups": self._roll_up_all,
             "removal": self._remove,
         }
-        for name, step in steps.items():
-            if self._stopping.is_set():
-                return
-            self._guarded(name, step)
+        with self._tracer.start_as_current_span(OWN_UPKEEP):
+            for name, step in steps.items():
+                if self._stopping.is_set():
+                    return
+                self._guarded(name, step)
         self.stats.passes += 1
         files = self._files()
         self.stats.files, self.stats.bytes = len(files), sum(file.bytes for file in files)
         self.stats.files_damaged = len(self._damaged)
 
     def _guarded(self, name: str, step: Callable[[], None]) -> None:
+        what, _, folder = name.partition(" of ")
+        span_name = f"{OWN_STORE_STEP}{what.replace(' ', '_')}"
+        about = {OWN_FOLDER: folder} if folder else {}
         try:
-            step()
+            with self._tracer.start_as_current_span(span_name, attributes=about):
+                step()
         except Exception as error:
             self.stats.failures += 1
             log.error("%s: failed, will be tried again: %s", name, error, exc_info=not isinstance(error, OSError))

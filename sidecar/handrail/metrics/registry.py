@@ -52,6 +52,7 @@ class MetricDef:
 
     ``name`` is in base units and, for a counter, without ``_total``; ``read`` is called at every scrape.
     ``exemplars``: of a counter, the last request that was counted, by label values; exposed where the format has exemplars.
+    ``kept``: it goes on over restarts of the process.
     """
 
     name: str
@@ -60,13 +61,14 @@ class MetricDef:
     read: Callable[[], Value]
     labels: tuple[str, ...] = ()
     exemplars: Callable[[], Mapping[tuple[str, ...], Exemplar]] | None = None
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramDef:
     """One histogram.
 
-    ``read`` gives its series by label values in the order of ``labels``; all have the bounds of ``layout``.
+    ``read`` gives its series by label values in the order of ``labels``; all have the bounds of ``layout``. ``kept``: as above.
     """
 
     name: str
@@ -74,6 +76,7 @@ class HistogramDef:
     read: Callable[[], Mapping[tuple[str, ...], Histogram]]
     layout: Layout
     labels: tuple[str, ...] = ()
+    kept: bool = False
 
 
 AnyMetricDef = MetricDef | HistogramDef

@@ -98,13 +98,13 @@ class OtlpClient:
                 raise
             raise Untrusted(f"it seems to want a client certificate, or another one: {objection}", 0.0) from None
 
-    async def check(self) -> str | None:
+    async def check(self, signal: Signal = Signal.TRACES) -> str | None:
         """Send an empty export; None on success, else one line that names the mistake.
 
         Takes at most 5 s. The caller reports a failed authentication; ``send`` does not log it again.
         """
         try:
-            await asyncio.wait_for(self._transport.send(Signal.TRACES, b"", _CHECK_S / 2), _CHECK_S / 2 + 0.1)
+            await asyncio.wait_for(self._transport.send(signal, b"", _CHECK_S / 2), _CHECK_S / 2 + 0.1)
         except (Rejected, Retryable) as refusal:
             if isinstance(refusal, AuthFailed):
                 self.security.troubled(refusal)
@@ -114,7 +114,9 @@ class OtlpClient:
         else:
             return None
         timeout_s = _CHECK_S / 2 - 0.2
-        return await diagnose.diagnose(self.endpoint, reason, self.security.context, self.settings.names, timeout_s=timeout_s)
+        return await diagnose.diagnose(
+            self.endpoint, signal, reason, self.security.context, self.settings.names, timeout_s=timeout_s
+        )
 
     async def close(self) -> None:
         """Close the connections.

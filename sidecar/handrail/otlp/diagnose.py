@@ -46,13 +46,15 @@ class PeerProtocol(str, Enum):
     OTHER = "other"
 
 
-async def diagnose(endpoint: Endpoint, reason: str, context: ssl.SSLContext | None, names: Names, *, timeout_s: float) -> str:
+async def diagnose(
+    endpoint: Endpoint, signal: Signal, reason: str, context: ssl.SSLContext | None, names: Names, *, timeout_s: float
+) -> str:
     """One line for a send that failed with ``reason``.
 
     ``context``: of TLS endpoints. Takes at most ``timeout_s``.
     """
     if _answered(reason):
-        return named_by_answer(endpoint, reason, names)
+        return named_by_answer(endpoint, signal, reason, names)
     try:
         peer, detail = await asyncio.wait_for(_look(endpoint, context), timeout_s)
     except asyncio.TimeoutError:
@@ -68,9 +70,9 @@ def _answered(reason: str) -> bool:
     return reason.startswith(_ANSWERS)
 
 
-def named_by_answer(endpoint: Endpoint, reason: str, names: Names) -> str:
+def named_by_answer(endpoint: Endpoint, signal: Signal, reason: str, names: Names) -> str:
     """Line for a peer that speaks our protocol and refused with ``reason``."""
-    where = endpoint.url(Signal.TRACES) if endpoint.protocol is WireProtocol.HTTP else str(endpoint)
+    where = endpoint.url(signal) if endpoint.protocol is WireProtocol.HTTP else str(endpoint)
     word = reason.partition(":")[0]
     if word in ("HTTP 401", "HTTP 403", "gRPC UNAUTHENTICATED", "gRPC PERMISSION_DENIED"):
         token, headers = names.of("token_file"), names.of("headers")
@@ -78,11 +80,14 @@ def named_by_answer(endpoint: Endpoint, reason: str, names: Names) -> str:
         what = f": give a token: {', or '.join(ways)}" if ways else ", and no token is sent"
         return f"{where} wants authentication ({reason}){what}"
     if word == "HTTP 404":
-        return f"{where} does not exist (HTTP 404): the endpoint's path is wrong or missing; give the part before /v1/traces"
+        return (
+            f"{where} does not exist (HTTP 404): the endpoint's path is wrong or missing; give the part before /v1/{signal.value}"
+        )
     if word == "HTTP 405":
         return f"{where} takes no POST (HTTP 405): this is not an OTLP/HTTP receiver, or its path is wrong"
     if word == "gRPC UNIMPLEMENTED":
-        return f"{where} speaks gRPC but has no OTLP trace service ({reason}): is this another service's port?"
+        kind = signal.value.removesuffix("s")
+        return f"{where} speaks gRPC but has no OTLP {kind} service ({reason}): is this another service's port?"
     if word in ("HTTP 429", "HTTP 502", "HTTP 503", "HTTP 504", "gRPC RESOURCE_EXHAUSTED"):
         return f"{where} is reached but takes nothing for now ({reason})"
     return f"{where} refuses an empty export ({reason})"

@@ -14,7 +14,11 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
+from opentelemetry.trace import Tracer
+
+from handrail import conventions as names
 from handrail.printable import printable_lines
+from handrail.telemetry.tracing import NO_TRACES, detached_span
 
 log = logging.getLogger(__name__)
 
@@ -60,18 +64,21 @@ class Component(Protocol):
     async def shutdown(self, drain_seconds: float, /) -> None: ...
 
 
-async def start(stack: AsyncExitStack, name: str, component: Component, drain_seconds: float) -> None:
+async def start(stack: AsyncExitStack, name: str, component: Component, drain_seconds: float, tracer: Tracer = NO_TRACES) -> None:
     """Start ``component``; ``stack`` shuts it down, in reverse order.
 
+    ``tracer``: makes a span of the start and one of the end.
     Raises the exceptions of ``start``. A component that does not end cleanly is logged and keeps no other from ending.
     """
-    await component.start()
-    stack.push_async_callback(_shutdown, name, component, drain_seconds)
+    with detached_span(tracer, names.OWN_PART_START, {names.OWN_PART: name}):
+        await component.start()
+    stack.push_async_callback(_shutdown, name, component, drain_seconds, tracer)
 
 
-async def _shutdown(name: str, component: Component, drain_seconds: float) -> None:
+async def _shutdown(name: str, component: Component, drain_seconds: float, tracer: Tracer) -> None:
     try:
-        await component.shutdown(drain_seconds)
+        with detached_span(tracer, names.OWN_PART_STOP, {names.OWN_PART: name}):
+            await component.shutdown(drain_seconds)
     except Exception:
         log.exception("%s did not end cleanly", name)
 

@@ -20,7 +20,9 @@ from typing import Final, Protocol
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.trace import SpanKind, StatusCode, Tracer
 
+from handrail import conventions as names
 from handrail.conventions import BATCH_SEQ, SCOPE_EVENTS, SCOPE_PLUGIN, SCOPE_PROXY
 from handrail.otlp.payload import count_items, delimited, with_batch_seq
 from handrail.otlp.retry import Backoff, DeliveryStats, deliver
@@ -35,6 +37,7 @@ from handrail.records import (
     Observation,
     ProcessEvent,
 )
+from handrail.telemetry.tracing import NO_TRACES, about_own_traces
 from handrail.wal.filesystem import Filesystem
 from handrail.wal.log import Damage, Full
 from handrail.wire.exchange import to_span
@@ -132,7 +135,9 @@ class Exporter:
         *,
         files: Filesystem | None = None,
         now_unix_ns: Callable[[], int] = time.time_ns,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
+        self._tracer = tracer
         self.stats = ExportStats()
         self.delivery = DeliveryStats()
         self._settings = settings
@@ -246,9 +251,13 @@ class Exporter:
         spool = self._spool
         if spool is None:
             return False
-        for lane in self._lanes:
-            if not self._flush_lane(spool, lane):
-                return False
+        waiting = sum(len(lane.pending) for lane in self._lanes)
+        if waiting:
+            with self._tracer.start_as_current_span(names.OWN_SPOOL, attributes={names.OWN_RECORDS: waiting}) as span:
+                for lane in self._lanes:
+                    if not self._flush_lane(spool, lane):
+                        span.set_status(StatusCode.ERROR, "spool full")
+                        return False
         self._spool_full = False
         self._some.clear()
         self._enough.clear()
@@ -384,7 +393,18 @@ class Exporter:
             await self._spooled.wait()
             return True
         settings = self._settings
-        fate = await deliver(client, batch.signal, batch.payload, stop=self._stop, backoff=settings.backoff, stats=self.delivery)
+        traced = self._tracer is not NO_TRACES and not about_own_traces(batch.payload)
+        about = {names.OWN_SIGNAL: batch.signal.value, names.OWN_BYTES: len(batch.payload)}
+        tracer, retries = self._tracer if traced else NO_TRACES, self.delivery.retries
+        with tracer.start_as_current_span(names.OWN_EXPORT, kind=SpanKind.CLIENT, attributes=about) as span:
+            fate = await deliver(
+                client, batch.signal, batch.payload, stop=self._stop, backoff=settings.backoff, stats=self.delivery
+            )
+            span.set_attribute(names.RETRY_COUNT, self.delivery.retries - retries)
+            if fate is None:
+                span.set_status(StatusCode.ERROR, "not delivered before the stop")
+            elif fate.rejected:
+                span.set_status(StatusCode.ERROR, fate.message)
         if fate is not None:
             spool.acknowledge(batch.next_offset)
         return True

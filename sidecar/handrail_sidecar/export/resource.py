@@ -10,13 +10,13 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
-from opentelemetry.sdk.resources import OTELResourceDetector
 
 from handrail import conventions as names
 from handrail.records import Process, Role
+from handrail.telemetry.resource import environment_attributes
 from handrail.wire.exchange import resource_of
 
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
@@ -54,14 +54,6 @@ def host_identity(boot_id: str = _BOOT_ID, machine_ids: tuple[str, ...] = _MACHI
 def new_sender_id() -> str:
     """Draw a new id of 32 hex digits, once a process start."""
     return os.urandom(16).hex()
-
-
-def environment_attributes() -> dict[str, Any]:
-    """Attributes from OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME.
-
-    The SDK's own detector reads them.
-    """
-    return dict(OTELResourceDetector().detect().attributes)
 
 
 def own_process(role: Role, instance: str, *, sender: str, service_name: str = "", host: HostIdentity | None = None) -> Process:

@@ -16,9 +16,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from opentelemetry.trace import Tracer
+
 from handrail.device_counters.gpu import XID
 from handrail.records import Process, ProcessEventKind, Source
 from handrail.records.devices import DeviceSample, DeviceValue
+from handrail.telemetry.tracing import NO_TRACES
 from handrail_sidecar.gpu.devices import GpuDevice, Nvml, NvmlUnavailable, gpu_at, list_gpus, mig_keys, open_nvml, versions
 from handrail_sidecar.gpu.events import News, Tell
 from handrail_sidecar.gpu.failures import HANGS, Meaning, NvmlFailed, code_of, failure
@@ -27,7 +30,7 @@ from handrail_sidecar.gpu.reader import DeviceReader
 from handrail_sidecar.gpu.state import Deliver, SamplerSettings, SamplerState, SamplerStats, SystemClock
 from handrail_sidecar.gpu.visible import visible
 from handrail_sidecar.gpu.xids import XidWatch
-from handrail_sidecar.sampling.worker import Reading, TimedCalls, WorkerPool
+from handrail_sidecar.sampling.worker import Reading, TimedCalls, WorkerPool, trace_late
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +61,7 @@ class Sampler:
         clock: SamplerClock = SystemClock,
         environment: Mapping[str, str] = os.environ,
         open_session: Callable[[], Nvml] = open_nvml,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
         self.settings = settings
         self.state = SamplerState()
@@ -71,6 +75,7 @@ class Sampler:
         self._news = News(process, self.state, clock, tell)
         self._environment = environment
         self._open = open_session
+        self._tracer = tracer
         self._began_unix_ns = clock.unix_ns()
         self._timed = TimedCalls("gpu asks", settings.answer_within_s)
         self._stop = threading.Event()
@@ -310,6 +315,7 @@ class Sampler:
 
     def _take(self, readings: Sequence[Reading]) -> None:
         """Deliver one sample for each device that was read."""
+        trace_late(self._tracer, "gpu", readings, self._clock.unix_ns() - self._clock.mono_ns())
         by_device: dict[str, list[Reading]] = {}
         for reading in readings:
             by_device.setdefault(reading.task.gpu.device.key, []).append(reading)

@@ -15,12 +15,15 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from opentelemetry.trace import Tracer
+
 from handrail.records import Process
 from handrail.records.devices import DeviceSample
+from handrail.telemetry.tracing import NO_TRACES
 from handrail_sidecar.links.device_state import SECOND, DeviceState
 from handrail_sidecar.links.reading import LinkReader
 from handrail_sidecar.links.selection import MOST_DEVICES, SelectedLinks, choose
-from handrail_sidecar.sampling.worker import Reading, Task, WorkerPool
+from handrail_sidecar.sampling.worker import Reading, Task, WorkerPool, trace_late
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +88,7 @@ class LinkSampler:
         *,
         now_unix_ns: Callable[[], int] = time.time_ns,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
         self.chosen: SelectedLinks | None = None  # None until the devices have been listed once
         self.watches: dict[str, DeviceState] = {}
@@ -93,6 +97,7 @@ class LinkSampler:
         self._process = process
         self._now = now_unix_ns
         self._monotonic = monotonic_ns
+        self._tracer = tracer
         self._stop = threading.Event()
         self.pool = WorkerPool("handrail-links", self._taken, now_ns=monotonic_ns, most_hanging=MOST_DEVICES)
         self._tasks: dict[str, _LinkRead] = {}
@@ -149,6 +154,7 @@ class LinkSampler:
 
     def _taken(self, readings: Sequence[Reading]) -> None:
         """Read devices no more that are gone; their samples wait in their states."""
+        trace_late(self._tracer, "link", readings, self._now() - self._monotonic())
         self.pool.update(remove=[reading.task for reading in readings if reading.answer is False])
 
     def _read(self, watch: DeviceState) -> bool:

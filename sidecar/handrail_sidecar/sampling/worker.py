@@ -15,6 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
+from opentelemetry.trace import Tracer
+
+from handrail import conventions as names
+from handrail.telemetry.tracing import record_span
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -73,6 +78,18 @@ class Reading(NamedTuple):
     began_ns: int
     ended_ns: int
     missed: int
+
+
+def trace_late(tracer: Tracer, sampler: str, readings: Sequence[Reading], unix_offset_ns: int) -> None:
+    """Make a span of the time for which the latest of ``readings`` was late, if one was late by whole periods.
+
+    ``unix_offset_ns``: wall clock minus monotonic clock.
+    """
+    late = max(readings, key=lambda reading: reading.missed * reading.task.period_ns, default=None)
+    if late is not None and late.missed:
+        began_ns = late.began_ns + unix_offset_ns
+        about: dict[str, str | int] = {names.OWN_SAMPLER: sampler, names.OWN_MISSED: late.missed}
+        record_span(tracer, names.OWN_LATE, began_ns - late.missed * late.task.period_ns, began_ns, about)
 
 
 @dataclass(slots=True)

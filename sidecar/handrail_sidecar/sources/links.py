@@ -12,9 +12,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from opentelemetry.trace import Tracer
+
 from handrail.device_counters.link import BY_NAME, BYTES
 from handrail.records import Process
 from handrail.records.devices import DeviceSample
+from handrail.telemetry.tracing import NO_TRACES
 from handrail_sidecar.links.device_state import SECOND, DeviceState
 from handrail_sidecar.links.sampler import LinkSampler, LinkSamplerSettings, ReadState
 from handrail_sidecar.links.selection import SelectedLinks
@@ -48,8 +51,9 @@ class LinkSource:
         *,
         now_unix_ns: Callable[[], int] = time.time_ns,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
-        self.sampler = LinkSampler(settings, process, now_unix_ns=now_unix_ns, monotonic_ns=monotonic_ns)
+        self.sampler = LinkSampler(settings, process, now_unix_ns=now_unix_ns, monotonic_ns=monotonic_ns, tracer=tracer)
         self.dropped = 0  # samples that were not taken over in time
         self._take = take
         self._monotonic = monotonic_ns

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from handrail_collector.journal.journal import Entry, Journal, JournalSettings
 SMALL = LogLimits(max_bytes=4000, segment_bytes=400, max_record_bytes=300)
 
 
-def open_journal(files: CrashFiles, **options: int) -> Journal:
+def open_journal(files: CrashFiles, **options: Any) -> Journal:
     return Journal(SegmentLog("journal", SMALL, files=files), now_unix_ns=lambda: 42, **options)
 
 

@@ -5,31 +5,36 @@ The tests include a backend that refuses everything.
 
 from __future__ import annotations
 
-import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from math import log2
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import ExponentialHistogram as SdkHistogram
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExporter, MetricExportResult, MetricsData
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
+from opentelemetry.sdk.resources import Resource
 
 from doubles.otlp import Keeping, until
+from handrail.config.telemetry import OtlpMetricsConfig
 from handrail.metrics.histogram import LATENCY, SCALE, ExponentialHistogram, Histogram
-from handrail.metrics.otlp_push import OtlpMetrics, otlp_metrics_rows
-from handrail.metrics.registry import AnyMetricDef, MetricDef
-from handrail.otlp.client import OtlpClient
+from handrail.metrics.registry import AnyMetricDef, HistogramDef, MetricDef
+from handrail.otlp.endpoint import parse_endpoint
 from handrail.otlp.receiver.server import OtlpServer
-from handrail.otlp.settings import ClientSettings
-from handrail.otlp.signals import Accepted, ReceiverUnavailable, Signal
+from handrail.otlp.security import ClientSecurity
+from handrail.otlp.signals import Signal
+from handrail.security.tokens import Authenticator, Denied
+from handrail.telemetry.exporters import Outlet, metric_exporter
+from handrail.telemetry.metrics import OtlpMetrics, otlp_metrics_rows
 from handrail_sidecar.catalogue import everything
 from handrail_sidecar.components import make_sidecar
 from harness.rotel import missing, rotel
@@ -55,29 +60,46 @@ def address(server: OtlpServer, protocol: str) -> str:
     return f"http://127.0.0.1:{bound[1]}"
 
 
-class Backend:
+class Backend(MetricExporter):
     """A backend that accepts everything, unless a test sets another answer."""
 
     def __init__(self, refusals: int = 0) -> None:
+        super().__init__()
         self.requests: list[ExportMetricsServiceRequest] = []
         self.refusals = refusals
         self.closed = False
 
-    async def send(self, signal: Signal, payload: bytes) -> Accepted:
-        assert signal is Signal.METRICS
+    @property
+    def current(self) -> MetricExporter:
+        return self
+
+    def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any) -> MetricExportResult:
         if self.refusals:
             self.refusals -= 1
-            raise ReceiverUnavailable("not yet", 1.0)
-        self.requests.append(ExportMetricsServiceRequest.FromString(payload))
-        return Accepted()
+            return MetricExportResult.FAILURE
+        self.requests.append(encode_metrics(metrics_data))
+        return MetricExportResult.SUCCESS
 
-    async def close(self) -> None:
+    def force_flush(self, timeout_millis: float = 10_000) -> bool:
+        return True
+
+    def shutdown(self, timeout_millis: float = 30_000, **_: Any) -> None:
         self.closed = True
+
+    def close(self) -> None:
+        self.shutdown()
+
+    async def why(self) -> str:
+        return "not yet"
 
 
 def pushing(rows: Sequence[AnyMetricDef], backend: Backend | None = None, interval_s: float = 60.0) -> OtlpMetrics:
     found = backend or Backend()
-    return OtlpMetrics(rows, Resource(), lambda: found, interval_s, now_unix_ns=lambda: UNIX)
+    return OtlpMetrics(rows, Resource({}), lambda: found, interval_s, now_unix_ns=lambda: UNIX)
+
+
+def encoded(pushed: OtlpMetrics) -> dict[str, Metric]:
+    return metrics_of(encode_metrics(pushed.data()))
 
 
 def metrics_of(request: ExportMetricsServiceRequest) -> dict[str, Metric]:
@@ -95,7 +117,7 @@ def test_numbers_keep_their_names_and_say_since_when_they_count() -> None:
         MetricDef("handrail_requests", "counter", "Requests", lambda: {("m", "ok"): 3.0}, ("model_name", "outcome")),
         MetricDef("handrail_requests_open", "gauge", "Open ones", lambda: 2.0),
     ]
-    found = metrics_of(pushing(rows).request())
+    found = encoded(pushing(rows))
     counted, opened = found["handrail.requests"], found["handrail.requests_open"]
     assert counted.sum.is_monotonic
     assert counted.sum.aggregation_temporality == AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
@@ -108,7 +130,7 @@ def test_numbers_keep_their_names_and_say_since_when_they_count() -> None:
 def test_a_sidecar_uses_the_conventional_names_where_there_are_some() -> None:
     made = make_sidecar(everything())
     made.live.first_token("m", 300_000_000, "ab" * 16)
-    found = metrics_of(pushing(made.metrics).request())
+    found = encoded(pushing(made.metrics))
     assert {name for name in found if not name.startswith("handrail.")} == {
         "gen_ai.server.time_to_first_token",
         "gen_ai.server.time_per_output_token",
@@ -174,15 +196,17 @@ async def test_it_is_sent_at_the_end_and_what_is_refused_or_fails_is_counted() -
     await faulty.start()
     await faulty.shutdown(5.0)
     assert (faulty.stats.faults, broken_backend.requests) == (1, [])
-    (row,) = otlp_metrics_rows(faulty.stats)
+    (row,) = otlp_metrics_rows(faulty.stats, "handrail_sidecar")
     assert row.read() == {("taken",): 0.0, ("failed",): 0.0, ("fault",): 1.0}
 
 
 async def test_shutdown_without_start_and_a_backend_that_hangs() -> None:
+    ended = threading.Event()
+
     class Hanging(Backend):
-        async def send(self, signal: Signal, payload: bytes) -> Accepted:
-            await asyncio.Event().wait()
-            raise AssertionError
+        def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any) -> MetricExportResult:
+            ended.wait()
+            return MetricExportResult.FAILURE
 
     await pushing([]).shutdown(1.0)
     hanging = Hanging()
@@ -190,6 +214,75 @@ async def test_shutdown_without_start_and_a_backend_that_hangs() -> None:
     await stuck.start()
     await stuck.shutdown(0.01)
     assert hanging.closed
+    ended.set()
+
+
+def test_counts_that_go_on_over_restarts_have_no_new_start_after_one() -> None:
+    """A backend takes a new start time for a reset and would count the whole total again."""
+    rows: list[AnyMetricDef] = [
+        MetricDef("handrail_collector_rows", "counter", "Rows", lambda: 7.0, kept=True),
+        HistogramDef("handrail_phase_seconds", "Phases", lambda: {("prefill",): seconds(1, 2)}, LATENCY, ("phase",), kept=True),
+    ]
+    found = encoded(pushing(rows))
+    assert found["handrail.collector_rows"].sum.data_points[0].start_time_unix_nano == 1
+    (point,) = found["handrail.phase_seconds"].histogram.data_points
+    assert (point.start_time_unix_nano, point.count, point.sum) == (1, 2, 3.0)
+    assert list(point.explicit_bounds) == list(LATENCY.bounds)
+    assert list(point.bucket_counts) == seconds(1, 2).counts
+
+
+def seconds(*values: int) -> Histogram:
+    made = Histogram(LATENCY)
+    made.extend([value * 10**9 for value in values])
+    return made
+
+
+def one_outlet(endpoint: str, *, headers: dict[str, str] | None = None) -> Outlet[MetricExporter]:
+    client = OtlpMetricsConfig(headers=headers or {}).client(endpoint)
+    return Outlet(metric_exporter, client, ClientSecurity(parse_endpoint(endpoint), client), Signal.METRICS)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+async def test_the_environment_of_an_engine_changes_nothing(monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
+    """Neither the engine's token nor its endpoint, certificate or kill switch reach what a sidecar sends."""
+    for name, value in {
+        "OTEL_SDK_DISABLED": "true",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9",
+        "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://127.0.0.1:9",
+        "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20of-the-engine",
+        "OTEL_EXPORTER_OTLP_CERTIFICATE": "/nonexistent",
+        "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
+        "HTTP_PROXY": "http://127.0.0.1:9",
+        "http_proxy": "http://127.0.0.1:9",
+    }.items():
+        monkeypatch.setenv(name, value)
+    kept, guard = Keeping(), Recording("otlp")
+    server = OtlpServer(
+        kept, grpc=("127.0.0.1", 0), http=("127.0.0.1", 0), loopback_only=True, grpc_guard=guard, http_guard=guard
+    )
+    await server.start()
+    pushed = OtlpMetrics([], Resource({}), lambda: one_outlet(address(server, protocol).replace("http", protocol)), 60.0)
+    await pushed.start()
+    await pushed.shutdown(20.0)
+    await server.shutdown()
+    assert (pushed.stats.sent, pushed.stats.failed, pushed.stats.faults) == (1, 0, 0)
+    assert guard.seen == [[]]
+
+
+class Recording(Authenticator):
+    """Lets everyone in and keeps the tokens."""
+
+    def __init__(self, listener: str) -> None:
+        super().__init__(listener)
+        self.seen: list[list[str]] = []
+
+    @property
+    def open(self) -> bool:
+        return False
+
+    def denial(self, authorization: Sequence[str], *, certified: bool = False) -> Denied | None:
+        self.seen.append(list(authorization))
+        return None
 
 
 @pytest.mark.skipif(bool(missing()), reason=MISSING + missing())
@@ -208,13 +301,9 @@ async def test_a_real_collector_takes_them_and_passes_them_on(tmp_path: Path, pr
         port = ports.grpc_port if protocol == "grpc" else ports.http_port
         scheme = "grpc" if protocol == "grpc" else "http"
         pushed = OtlpMetrics(
-            made.metrics,
-            made.resource,
-            lambda: OtlpClient(ClientSettings(endpoint=f"{scheme}://127.0.0.1:{port}")),
-            60.0,
-            now_unix_ns=lambda: UNIX,
+            made.metrics, Resource({}), lambda: one_outlet(f"{scheme}://127.0.0.1:{port}"), 60.0, now_unix_ns=lambda: UNIX
         )
-        sent = metrics_of(pushed.request())
+        sent = encoded(pushed)
         await pushed.start()
         await pushed.shutdown(20.0)
         assert (pushed.stats.sent, pushed.stats.failed, pushed.stats.faults) == (1, 0, 0)

@@ -17,14 +17,15 @@ from aiohttp import web
 
 from doubles.otlp import CA, SERVER_CERT, SERVER_KEY, Keeping, until
 from handrail.config.schema import keys
+from handrail.config.telemetry import OtlpMetricsConfig
 from handrail.otlp import diagnose
 from handrail.otlp.client import OtlpClient
 from handrail.otlp.endpoint import parse_endpoint
 from handrail.otlp.receiver.server import OtlpServer
 from handrail.otlp.security import ClientSecurity
 from handrail.otlp.settings import NAMELESS, ClientSettings, Names
-from handrail.otlp.signals import Unauthorized, Untrusted
-from handrail_sidecar.settings import CollectorEndpoint, OtlpMetricsConfig, SidecarConfig
+from handrail.otlp.signals import Signal, Unauthorized, Untrusted
+from handrail_sidecar.settings import CollectorEndpoint, SidecarConfig
 from harness.ports import refusing_port
 
 
@@ -259,7 +260,7 @@ METRICS = OtlpMetricsConfig().client("grpc://127.0.0.1:4317").names
 )
 def test_settings_are_called_what_users_call_them(names: Names, token: str, authority: str, certificate: str) -> None:
     endpoint = parse_endpoint("https://collector:4318")
-    assert diagnose.named_by_answer(endpoint, "HTTP 401: no", names).endswith(token)
+    assert diagnose.named_by_answer(endpoint, Signal.TRACES, "HTTP 401: no", names).endswith(token)
     for peer, output in ((diagnose.PeerProtocol.UNTRUSTED, authority), (diagnose.PeerProtocol.CHOOSY, certificate)):
         assert output in diagnose.named_by_peer(endpoint, peer, "why", "reason", names)
 

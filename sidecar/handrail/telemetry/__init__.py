@@ -1,0 +1,1 @@
+"""What Handrail's own processes report about themselves: traces and metrics, by the OpenTelemetry SDK."""
