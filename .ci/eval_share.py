@@ -1,5 +1,6 @@
-"""Run some files of the eval tests within a time; each commit begins with another file.
+"""Run some files of the eval tests within a time limit.
 
+Each commit begins with another file.
 The files stand in a ring in the order of their names. Commit number n begins at file n of the ring: each commit begins one file
 further than the one before. Each processor runs one file after another until the time is over: then no file begins, and those
 that run end.
@@ -31,7 +32,10 @@ def eval_files(tests: Path) -> list[str]:
 
 
 def commit_number() -> int:
-    """Return how many commits lead to the one that is checked out; the day's number where there is no git."""
+    """Return the number of commits up to the one that is checked out.
+
+    Without git: the day's number.
+    """
     done = subprocess.run(["git", "rev-list", "--count", "HEAD"], capture_output=True, text=True, check=False)
     return int(done.stdout) if done.returncode == 0 else int(time.time() // 86400)
 

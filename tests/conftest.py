@@ -26,7 +26,10 @@ MEMORY = Path("/dev/shm")
 
 
 def _put_folders_in_memory() -> None:
-    """Make ``tmp_path`` a folder in memory where there is room: then no other user of the disk delays a test."""
+    """Make ``tmp_path`` a folder in memory where there is room.
+
+    Then no other user of the disk delays a test.
+    """
     if MEMORY.is_dir():
         state = os.statvfs(MEMORY)
         if state.f_bavail * state.f_frsize > 4 << 30 and not state.f_flag & os.ST_NOEXEC:  # some tests run what they write

@@ -41,7 +41,10 @@ def refused(selector: str) -> str:
 
 
 def refusal(pattern: str) -> str:
-    """Return why Prometheus would refuse ``pattern`` as a regular expression; '' where it would accept it."""
+    """Return why Prometheus would refuse ``pattern``, a regular expression.
+
+    Returns '' where it would accept it.
+    """
     import re2  # here: of the extra ``alerts``, and only a selector with a pattern needs it
 
     options = re2.Options()

@@ -1,5 +1,6 @@
-"""Make the rows of a decided request: its own, those of its KV fetches and stalls, and withdrawals.
+"""Make the rows of a decided request.
 
+They are its own row, those of its KV fetches and stalls, and withdrawals.
 A request may have had rows before: it was decided too early, in parts, or by an earlier process whose journal is replayed.
 Its new row is then the next version of one of them, and the other ones are withdrawn.
 """
@@ -94,8 +95,9 @@ class Decisions:
     def _next_version(
         self, group: RequestGroup, row: RequestRow, known: Mapping[RequestId, int]
     ) -> tuple[RequestRow | None, dict[RequestId, int]]:
-        """Return the row to store, or None when the store has it already, and the ``known`` rows that it makes wrong.
+        """Return the row to store, and the ``known`` rows that it makes wrong.
 
+        The row is None when the store has it already.
         A replay starts in the middle: it may open a request by another span than the first run did, and so under another id.
         Stored requests are therefore recognised by their evidence. A row that adds evidence becomes the next version of a
         stored row, preferably under its own id, so that the choice is deterministic.
@@ -153,7 +155,10 @@ def _withdrawn(row: RequestRow, trace_id: str, request_id: str, version: int) ->
 
 
 def _without_fetches(row: RequestRow, trace_id: str, request_id: str, version: int) -> FetchRow:
-    """Make the row that withdraws the KV fetches of an earlier row of a part of ``row``'s request."""
+    """Make the row that withdraws the KV fetches of an earlier row.
+
+    The earlier row belongs to a part of ``row``'s request.
+    """
     return FetchRow(
         started_unix_ns=row.started_unix_ns,
         trace_id=trace_id,

@@ -48,8 +48,9 @@ def iteration_row(iteration: Iteration, offset: int) -> IterationRow:
 
 
 def _row_of(row: type[_Row], record: Iteration | ProcessEvent, **own: Any) -> _Row:
-    """Return the row of a record: its fields by their names, its process, and the row's ``own`` fields.
+    """Return the row of a record: its fields, its process, and ``own``.
 
+    ``own``: fields of the row that the record lacks.
     An enum becomes its value.
     """
     process = record.process

@@ -1,4 +1,4 @@
-"""Decode journal entries into records, and give each record to every part that learns from it.
+"""Decode journal entries and give each record to the parts that use it.
 
 What an entry adds to the store besides requests comes back as rows: its spans, events and samples.
 A record that raises an exception is left out and counted; the rest of its entry is taken.
@@ -65,8 +65,9 @@ BY_ENTRY = (CounterKey.SPANS, CounterKey.DUPLICATE_BATCHES, CounterKey.DUPLICATE
 
 @dataclass(slots=True)
 class SourceLiveness:
-    """When each source last sent samples, by role and source. Bounded, because both are closed enums.
+    """When each source last sent samples, by role and source.
 
+    Its size is bounded: both are closed enums.
     The stitcher remembers the sources of requests.
     """
 

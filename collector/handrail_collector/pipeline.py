@@ -237,7 +237,10 @@ class Pipeline:
     # --- decisions -------------------------------------------------------------------------------------------------------
 
     def _sweep(self, now: int) -> None:
-        """Decide a slice of what is due; while ``stitcher.sweeping`` the next call goes on."""
+        """Decide a slice of what is due.
+
+        While ``stitcher.sweeping`` is true, the next call continues.
+        """
         if not self.stitcher.sweeping:
             self._swept_unix_ns = now
             self._give_counted(now)

@@ -36,7 +36,10 @@ class PipelineStats:
     published_offset: int = 0
 
     def fault(self, what: str) -> None:
-        """Count the exception that is being handled, over one piece of input, and log the first ones."""
+        """Count the exception that is being handled, and log the first ones.
+
+        It belongs to one piece of input.
+        """
         self.faults += 1
         if self.faults <= MAX_LOGGED_FAULTS:
             log.exception("%s (fault %d; the first %d are logged)", what, self.faults, MAX_LOGGED_FAULTS)

@@ -100,5 +100,8 @@ class RowBuffer:
         return [*self._taken.requests, *self.waiting.requests]
 
     def rows(self, table: Table) -> list[Any]:
-        """Return the rows of a table besides requests and spans that are not in the store yet, oldest first."""
+        """Return a table's rows that are not stored yet, oldest first.
+
+        For every table but requests and spans.
+        """
         return [*self._taken.flat.get(table, ()), *self.waiting.flat.get(table, ())]

@@ -11,8 +11,8 @@ class Pager(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         for alert in body["alerts"]:
-            labels, told = alert["labels"], alert.get("annotations", {})
-            print(self.path.strip("/"), alert["status"], labels.get("alertname"), told.get("summary", ""), flush=True)
+            labels, annotations = alert["labels"], alert.get("annotations", {})
+            print(self.path.strip("/"), alert["status"], labels.get("alertname"), annotations.get("summary", ""), flush=True)
         self.send_response(200)
         self.end_headers()
 

@@ -1,4 +1,4 @@
-"""The share of the eval tests that CI runs: another one with each commit, within a time."""
+"""The share of the eval tests that CI runs: each commit begins elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The second look at failed tests: a report of which of them pass alone. It turns no red run green."""
+"""The second look at failed tests reports which of them pass alone.
+
+The run stays red.
+"""
 
 from __future__ import annotations
 

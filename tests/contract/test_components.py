@@ -70,7 +70,10 @@ def test_creation_needs_no_event_loop_and_binds_nothing(tmp_path: Path) -> None:
 
 @dataclass
 class ClockSource:
-    """A source as someone would add it: it makes a record at its start and one at its end."""
+    """A source as someone would add it.
+
+    It makes a record at its start and one at its end.
+    """
 
     sink: Sink
     life: list[str] = field(default_factory=list)

@@ -23,7 +23,10 @@ ANNOTATED = sorted({annotation["expr"] for board in BOARDS.values() for annotati
 
 
 def query_problems(expr: str, once: bool) -> list[str]:
-    """Return what is wrong with a panel's query; ``once``: Grafana runs it once for the range."""
+    """Return what is wrong with a panel's query.
+
+    ``once``: Grafana runs it once for the range.
+    """
     found = list(problems(expr, known(), grafana=True))
     if "$__range" in expr and not once:
         found.append("a total of the whole range at every step of it: query it once, or use $__rate_interval")

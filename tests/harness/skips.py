@@ -25,7 +25,10 @@ def needs_program(program: str) -> pytest.MarkDecorator:
 
 
 def needs_ability(has: bool, what: str) -> pytest.MarkDecorator:
-    """Mark a test for machines on which ``has`` is true; ``what`` says what the others lack."""
+    """Mark a test for machines on which ``has`` is true.
+
+    ``what`` says what the other machines lack.
+    """
     return pytest.mark.skipif(not has, reason=UNABLE + what)
 
 
@@ -40,7 +43,10 @@ def skip_unable(what: str) -> NoReturn:
 
 
 def skip_package(name: str) -> NoReturn:
-    """Skip the running test: a package that has builds for Linux on x86_64 only (pyproject.toml) is not installed."""
+    """Skip the running test: a package is not installed.
+
+    The package has builds for Linux on x86_64 only (pyproject.toml).
+    """
     if sys.platform == "linux" and platform.machine() == "x86_64" and sys.version_info >= (3, 11):
         skip_missing(f"the package {name}: make setup installs it")
     skip_unable(f"the package {name}, which has no build for this machine or Python")

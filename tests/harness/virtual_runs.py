@@ -1,5 +1,6 @@
-"""Runs in virtual time that tests share: equal settings are simulated once a session.
+"""Runs in virtual time that tests share.
 
+Equal settings are simulated once a session.
 Tests only read what they get. A test of the simulation itself runs its own (``virtual_run``).
 """
 
@@ -20,6 +21,9 @@ def shared_run(settings: VirtualRunSettings) -> Ran:
 
 
 def shared_requests(settings: VirtualRunSettings) -> list[VirtualRequest]:
-    """Return the requests of a run, with what its faults cost them: ``virtual_run.simulate`` from shared runs."""
+    """Return the requests of a run, with what its faults cost them.
+
+    It is ``virtual_run.simulate`` with shared runs.
+    """
     healthy = shared_run(replace(settings, faults=())).flights if settings.faults else None
     return virtual_run.compared(settings.scenario, shared_run(settings).flights, healthy)

@@ -43,8 +43,9 @@ class StitchStats:
 
 
 class Joins:
-    """The evidence of one shard's requests, by everything that joins it. The stitcher owns it.
+    """The evidence of one shard's requests, by everything that joins it.
 
+    The stitcher owns it.
     ``absorbed`` is called with a group and the group that has just become a part of it.
     """
 
@@ -69,7 +70,10 @@ class Joins:
         return self._by_span.get(span)
 
     def add(self, group: RequestGroup, evidence: Evidence) -> RequestGroup:
-        """Join the new ``group`` of one piece of evidence; return the group that it is part of then."""
+        """Join ``group``, made of one new piece of evidence.
+
+        Returns the group that it is part of afterwards.
+        """
         self.enter(group, evidence)
         group = self._join_ancestors(group, evidence)
         group = self._join_in_engine(group, evidence)
@@ -84,7 +88,10 @@ class Joins:
         self._enter_keys(evidence)
 
     def replace(self, group: RequestGroup, old: Evidence, new: Evidence) -> RequestGroup:
-        """Replace evidence of one span by a later state; return the group that it is part of then."""
+        """Replace the evidence of one span by a later state.
+
+        Returns the group that it is part of afterwards.
+        """
         self._leave_keys(old)
         self._enter_keys(new)
         if new.parent and new.parent != old.parent:
@@ -215,8 +222,9 @@ class Joins:
             self._join_by_key(group, group.edge, final)
 
     def finally_by_keys(self, group: RequestGroup) -> RequestGroup:
-        """Join ``group`` by its keys right before its decision, also as the inner part of a request.
+        """Join ``group`` by its keys, right before its decision.
 
+        It may become the inner part of a request.
         Returns the group that it is part of after that.
         """
         self.by_keys(group, final=True)

@@ -231,8 +231,9 @@ class Stitcher:
         return decisions
 
     def sweep(self, now: int, most: int | None = None) -> list[Decision]:
-        """As ``advance``, and check every deadline; O(open requests), so call it about once a second.
+        """As ``advance``, and check every deadline.
 
+        It takes O(open requests): call it about once a second.
         With ``most`` it stops after about so many decisions, or ``SCANNED_EACH`` times as many groups, so that a caller can serve
         others in between. ``sweeping`` is true then, and the next call goes on where this one stopped.
         """

@@ -127,7 +127,7 @@ class ResponseFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange(ResponseFacts):
-    """One HTTP request and its response as a proxy or middleware beside one process saw them."""
+    """One HTTP request and its response, as a proxy or the middleware saw them."""
 
     process: Process
     source: Source

@@ -254,7 +254,10 @@ class Sampler:
     # --- lost devices ----------------------------------------------------------------------------------------------------------
 
     def _on_lost(self, reader: DeviceReader) -> None:
-        """Stop reading a lost device, or all when the session is lost; runs in a worker's thread."""
+        """Stop reading a lost device, or all devices when the session is lost.
+
+        Runs in a worker's thread.
+        """
         session, index, pool = failure(reader.lost).meaning is Meaning.SESSION_LOST, reader.gpu.device.index, self._pool
         if pool is not None:
             gone = [each for each in list(self.readers.values()) if session or each.gpu.device.index == index]

@@ -61,7 +61,10 @@ class ReadState(str, Enum):
 
 
 class _LinkRead(Task):
-    """One device that is read again and again; ``call`` returns whether it is still there."""
+    """One device that is read again and again.
+
+    ``call`` returns whether it is still there.
+    """
 
     __slots__ = ("_read", "state")
 

@@ -1,1 +1,4 @@
-"""Repeat calls that may hang, in threads that outlive them; used by ``gpu`` and ``links``."""
+"""Repeat calls that may hang, in threads that outlive them.
+
+``gpu`` and ``links`` use it.
+"""

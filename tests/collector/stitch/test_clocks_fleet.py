@@ -85,8 +85,9 @@ IN_SHORT = {("steady-plugin", 0), ("more-than-twice", 0)}
 def test_the_width_is_little_more_than_the_quickest_round_trip(
     changed: dict[str, int], plugin: bool, most: float, usual: float, of_twice: float, seed: int
 ) -> None:
-    """The width is little more than the quickest way there and the quickest way back together.
+    """The width is little more than the quickest round trip.
 
+    That is the quickest way there and the quickest way back together.
     Nothing narrower than both ways together always holds the truth. ``of_twice``: the width compared with twice the slower of
     the two ways.
     The fleet has about a request a second. In the first minutes the clocks' rates are not known yet.

@@ -302,7 +302,10 @@ def test_any_order_of_failures_of_many_delivers_each_batch_once_and_in_order() -
 
 
 def _fail_in_any_order(seed: int) -> None:
-    """Put, send and acknowledge while operations fail and work again, all drawn from ``seed``."""
+    """Put, send and acknowledge while operations fail and work again.
+
+    ``seed`` draws all of it.
+    """
     draw = random.Random(seed)
     files = FailingFiles(capacity=draw.choice([None, 60_000, 200_000]))
     spool = Spool("spool", MIB, files=files)

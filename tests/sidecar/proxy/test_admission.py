@@ -286,7 +286,7 @@ async def test_budget_of_the_process_bounds_the_streams() -> None:
 
 
 async def test_slow_connections_to_the_upstream_are_counted_once() -> None:
-    """Their sockets are among the descriptors already: a count meanwhile must not add them to those still owed."""
+    """Sockets that are open already are not counted a second time as owed."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:  # nobody accepts: further connections stay half open
         port = full.getsockname()[1]
         recounted = DescriptorBudget(10_000, 100, recount_s=0.0)

@@ -1,4 +1,4 @@
-"""Certificates of PEM files: order, validity, kind of key, and input that is no certificate."""
+"""Certificates of PEM files: order, validity, kind of key, invalid input."""
 
 from __future__ import annotations
 

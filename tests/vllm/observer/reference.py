@@ -1,4 +1,7 @@
-"""The phases of a request by the other observer: from its notes, with no figure of Handrail's."""
+"""The phases of a request by the second observer.
+
+They come from its notes, and use no figure of Handrail's.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The notes of one engine's processes; moments in ns on the host's wall clock, by the client's request id."""
+    """The notes of one engine's processes, by the client's request id.
+
+    Moments are in ns on the host's wall clock.
+    """
 
     arrived: dict[str, int] = field(default_factory=dict)
     answered: dict[str, int] = field(default_factory=dict)  # the first token's part went out, of a stream
@@ -54,8 +60,9 @@ class Engine:
         }
 
     def decode(self, name: str) -> dict[str, int]:
-        """D's phases, ns, of a streamed request. Where the peer was known there was no handshake: it waited until its transfer
-        began.
+        """D's phases, in ns, of a streamed request.
+
+        A known peer needs no handshake: the request waits until its transfer begins.
         """
         moved, begun = self.transfers[name], self.load_begun[name]
         done = moved.began_unix_ns + moved.took_ns
@@ -112,8 +119,9 @@ def _client_id(raw: str, names: tuple[str, ...]) -> str:
 
 
 def _match_transfers(found: Engine, transfers: list[dict[str, Any]], apart_ns: int) -> None:
-    """NIXL's telemetry names no request: one thread begins the loads, so transfers begin in the order of its lines.
+    """Match NIXL's transfers with requests by their order.
 
+    NIXL's telemetry names no request. One thread begins the loads, so transfers begin in the order of its lines.
     Its times are of the monotonic clock, in us.
     """
     names = sorted(found.load_begun, key=lambda name: found.load_begun[name])

@@ -1,5 +1,6 @@
-"""Explain a period, by scope: TTFT, gaps, stalls, and what the slowest 1 % have in common.
+"""Explain a period: TTFT, gaps, stalls, and what its slowest requests share.
 
+Each scope is explained by itself. "Slowest" means the slowest 1 %.
 A pure function of the result of ``queries/period.py``. Figures of different scope never mix.
 Where nothing stands out, or where there are too few requests, that is the answer.
 """

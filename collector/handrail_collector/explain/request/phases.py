@@ -329,8 +329,9 @@ def _widen(phases: Sequence[PhaseTime]) -> tuple[PhaseTime, ...]:
 
 
 def _hops(path: Path, between_ns: int, inside_p_ns: int | None, clocks: HostClocks) -> tuple[PhaseTime, ...]:
-    """Return the time between the processes in parts; one part where no evidence splits it.
+    """Return the time between the processes in parts.
 
+    It is one part where no evidence splits it.
     ``inside_p_ns``: None without a prefill on the path.
     """
     found = _by_router(path, between_ns, inside_p_ns) or _by_clocks(path, between_ns, clocks)

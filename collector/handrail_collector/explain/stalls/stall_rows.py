@@ -1,4 +1,4 @@
-"""Show what an engine's activity says about a request: why its stream stalled, how long it paused.
+"""Explain a request's stalls and pauses by its engine's activity.
 
 The stalls are those that the outermost observer of the stream saw, as are the gaps of the request's row.
 The engine's activity is found by the engine's own clock: the stream since its first token is the same there as here, so no

@@ -1,4 +1,4 @@
-"""When what is sent arrives: messages from process to process, and tokens at an edge whose client reads slowly.
+"""When messages between processes, and tokens at a slow client, arrive.
 
 A message takes a minimum, and on average ``hop_spread_ns`` more.
 A proxy reads on while its client reads nothing, until the proxy's buffer is full. It then waits until the client reads again.

@@ -1,4 +1,4 @@
-"""The KV of one engine: its blocks, those that P keeps for a decode engine, and the prefixes that it still holds.
+"""The KV of one engine: its blocks, what P keeps for D, and cached prefixes.
 
 P keeps blocks until they are read or their lease expires. No clock, no I/O.
 """

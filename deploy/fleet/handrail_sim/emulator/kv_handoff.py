@@ -1,4 +1,4 @@
-"""The hand-off in real time: D's first contact and KV fetch, and the blocks that P holds.
+"""The hand-off in real time: D's handshake and KV fetch, and P's blocks.
 
 Both use the side channel. No KV moves: the model of the link gives the duration, and P's answer gives the permission.
 """

@@ -1,4 +1,4 @@
-"""The events of an emulated engine in the form of Handrail's plugin, sent to the socket of ``HANDRAIL_SOCKET``.
+"""The plugin's events from an emulated engine, sent to ``HANDRAIL_SOCKET``.
 
 They are JSON datagrams in the form of ``handrail.plugin.events``. The form is written a second time here, since the emulator must
 not share code with what it tests; tests compare the two.

@@ -1,4 +1,4 @@
-"""One process of a fleet over real sockets: its clock, its start, its announcement and its stop."""
+"""One process of a fleet over real sockets: clock, start, announcement, stop."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A latency profile: how long the steps and KV transfers of one deployment take, and the costs drawn from it.
+"""A latency profile: how long one deployment's steps and KV transfers take.
 
+Costs are drawn from it.
 Format and bundled files: llm-d-inference-sim, ``manifests/latency-profiles`` (``profiles/NOTICE.md``). Two calculators:
 ``constant`` (a fixed time to first token and hand-off) and ``per-token`` (both grow with the prompt). Our own keys have defaults.
 Draws follow its docs/latency-profiles.md: normal, cut at 30 % and 170 % of the mean, times a factor that grows linearly from 1

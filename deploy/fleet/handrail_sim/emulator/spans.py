@@ -1,5 +1,6 @@
-"""The traces of vLLM and of vllm-router, exported with the SDK and the exporters that vLLM 0.32 uses (``vllm/tracing``).
+"""The traces of vLLM and of vllm-router.
 
+They are exported with the SDK and the exporters that vLLM 0.32 uses (``vllm/tracing``).
 vLLM: one ``llm_request`` SERVER span a request. There is no hand-off span and no status: a failed request looks like an empty one
 with durations as long as the machine's uptime.
 vllm-router: one SERVER span a request and one CLIENT span a leg, as measured on 0.1.17 with ``enable_trace``. The workers get the
@@ -57,7 +58,10 @@ def exporter(endpoint: str, protocol: str) -> SpanExporter:
 
 
 class _Spans:
-    """Makes spans and exports them. Batches and delays are the SDK's defaults (``OTEL_BSP_*``)."""
+    """Makes spans and exports them.
+
+    Batches and delays are the SDK's defaults (``OTEL_BSP_*``).
+    """
 
     def __init__(self, spans: SpanExporter, scope: str, resource: Mapping[str, str]) -> None:
         self._provider = TracerProvider(resource=Resource.create(dict(resource)), shutdown_on_exit=False)

@@ -88,7 +88,7 @@ def simulate(settings: VirtualRunSettings) -> list[VirtualRequest]:
 
 
 def compared(scenario: Scenario, flights: Sequence[Flight], healthy: Sequence[Flight] | None) -> list[VirtualRequest]:
-    """Return each request of a run with its truth, and its excess over the run without the faults.
+    """Return each request with its truth and its excess over the healthy run.
 
     ``healthy``: that run's flights; None where there were no faults.
     """

@@ -1,5 +1,6 @@
-"""The way of KV from one host to another, for every driver: a link, the first contact of its ends, and its faults.
+"""How KV gets from host to host: a link, its handshake and its faults.
 
+Every driver uses it.
 Transfers under way share the link's bandwidth evenly, or are served in turn. No clock, no I/O.
 """
 

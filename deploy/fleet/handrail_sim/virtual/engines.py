@@ -1,5 +1,6 @@
-"""What sidecars record of a virtual fleet's engines and GPUs: steps, pauses, clocks and activity.
+"""What sidecars record of a virtual fleet's engines and GPUs.
 
+That is steps, pauses, clocks and activity.
 The sidecar's own code decides which steps are recorded in full. The records contain nothing that a real host cannot see.
 A GPU's activity comes from the work of each step: a prompt's matrices keep the tensor pipes busy, reading weights and KV keeps
 the memory busy. ``SHARES`` are a simplification of our own, of the size that dense models show on Hopper. They are good for
@@ -113,8 +114,9 @@ def _pauses(by: Sequence[Hindrance], process: Process, clock: HostClock, over_ns
 
 
 def clock_readings(hindered: Mapping[str, Mapping[str, Sequence[Hindrance]]], over_ns: int) -> dict[str, list[tuple[int, float]]]:
-    """Return the readings of each host's GPU clock: the true time, and the share of the full clock.
+    """Return the readings of each host's GPU clock.
 
+    A reading is the true time and the share of the full clock.
     A host has a sampler in a run in which a GPU is throttled; the result is empty in other runs.
     """
     if not any("gpu_throttled" in by for by in hindered.values()):
@@ -152,7 +154,10 @@ def _gpu(process: Process) -> Device:
 
 
 def _clock_series(shares: Sequence[float | None]) -> list[Series]:
-    """Build the series of the clock and of its throttling. None: the clock was not read."""
+    """Build the series of the clock and of its throttling.
+
+    None: the clock was not read.
+    """
     return [
         Series(names.GPU_CLOCK, "sm", 0, [None if share is None else CLOCK_HERTZ * share for share in shares]),
         Series(names.GPU_THROTTLED, "hw_thermal", 0, [None if share is None else float(share < 1.0) for share in shares]),
@@ -160,7 +165,10 @@ def _clock_series(shares: Sequence[float | None]) -> list[Series]:
 
 
 def gpu_evidence(scenario: Scenario, ran: Ran, faults: Sequence[Fault], started_unix_ns: int, over_ns: int) -> list[DeviceRun]:
-    """Build the device runs that a collector stores of a run's GPUs: activity, and the clock where it was read."""
+    """Build the device runs that a collector stores of a run's GPUs.
+
+    They are the activity, and the clock where it was read.
+    """
     by_host, here = clocks(scenario, faults, started_unix_ns), processes(scenario)
     readings = clock_readings(ran.hindered, over_ns)
     made = []
@@ -189,8 +197,9 @@ def gpu_evidence(scenario: Scenario, ran: Ran, faults: Sequence[Fault], started_
 def gpu_activity(
     scenario: Scenario, steps: Sequence[tuple[int, StepEnded]], over_ns: int
 ) -> Iterator[tuple[int, float, float, float]]:
-    """Yield samples of one GPU until the run is over: the true time, then shares of 1 of the time since the sample before.
+    """Yield samples of one GPU until the run is over.
 
+    A sample is the true time, then shares of 1 of the time since the sample before.
     The shares are those of a busy GPU, of its tensor pipes and of its memory interface. ``steps``: in order, each with its end.
     """
     first = 0

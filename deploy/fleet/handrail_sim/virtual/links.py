@@ -1,4 +1,4 @@
-"""What sidecars record of a virtual fleet's links: device counters, and UCX's log lines.
+"""What sidecars record of a virtual fleet's links: counters, UCX's log lines.
 
 Kernels count the bytes of ports and interfaces. A device knows no request, only bytes: those of hand-offs among everything else
 that a host sends. Times are by the hosts' own clocks.
@@ -36,8 +36,9 @@ _HUM_BYTES_PER_S: Final = 60_000.0  # requests, answers, health checks
 def link_evidence(
     scenario: Scenario, flights: Sequence[Flight], faults: Sequence[Fault], seed: int, started_unix_ns: int
 ) -> tuple[list[DeviceRun], list[LinkFactRow]]:
-    """Build what a collector stores of a run's links: samples of the hosts' devices, and facts from UCX's log lines.
+    """Build what a collector stores of a run's links.
 
+    That is samples of the hosts' devices, and facts from UCX's log lines.
     A collocated fleet has neither, since it hands nothing over.
     """
     hosts, here = scenario.hosts(), processes(scenario)
@@ -57,7 +58,10 @@ def link_evidence(
 
 
 def _devices(scenario: Scenario) -> list[Device]:
-    """Build each host's devices: the RDMA port where KV goes over it, and the network interface."""
+    """Build each host's devices: a network interface, and an RDMA port for KV.
+
+    The port is there only where KV goes over it.
+    """
     rdma = scenario.link_transport == "rdma"
     nic = Device(
         kind=DeviceKind.NIC,
@@ -72,7 +76,10 @@ def _devices(scenario: Scenario) -> list[Device]:
 def _samples(
     process: Process, device: Device, moved: Sequence[_Moved], clock: HostClock, over_ns: int, hum: Random
 ) -> Iterator[DeviceSample]:
-    """Yield the samples of one device until the run is over. ``hum``: draws the bytes of everything but KV."""
+    """Yield the samples of one device until the run is over.
+
+    ``hum``: draws the bytes of everything but KV.
+    """
     rdma = device.kind is DeviceKind.RDMA
     sent = _Counter([one for one in moved if one.rdma is rdma and one.prefill == process.host], rdma)
     received = _Counter([one for one in moved if one.rdma is rdma and one.decode == process.host], rdma)

@@ -1,4 +1,4 @@
-"""The records that real sidecars would make of a virtual fleet's requests, and their arrival.
+"""The records that real sidecars would make of a virtual fleet's requests.
 
 Ids, parents and connector keys are those of a real fleet, so that the real rules make the joins. The client sends an
 ``X-Request-Id`` and no ``traceparent``, every proxy continues the trace, vLLM's span is below the proxy in front of it, and D

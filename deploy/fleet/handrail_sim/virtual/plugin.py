@@ -1,5 +1,6 @@
-"""What sidecars record of the plugin's events in a virtual fleet's engines: times, D's fetch and the KV that P keeps.
+"""What sidecars record of the plugin's events in a virtual fleet's engines.
 
+That is times, D's KV fetch, and the KV that P keeps.
 All are by the hosts' own clocks and contain only what an engine knows: no fault, no phase, nothing of the other side.
 """
 
@@ -107,7 +108,10 @@ class PluginRecords:
         marks: tuple[int, int | None, int | None, int | None],
         made: int,
     ) -> PluginRecord:
-        """Build the times of one request inside one engine. ``marks``: queued, scheduled, first token, finished."""
+        """Build the times of one request inside one engine.
+
+        ``marks``: queued, scheduled, first token, finished.
+        """
         here, decodes = self._clocks[host], host == flight.plan.decode_host
         queued, scheduled, first, finished = marks
         preempted = (self._over_ns if at is None else at for each in flight.preempted for at in each) if decodes else ()
@@ -163,7 +167,10 @@ class PluginRecords:
         )
 
     def _publish(self, flight: Flight, published: KvParams | None, at_ns: int) -> PluginRecord:
-        """Build the KV that P keeps from ``at_ns`` on. P looks once a step for the notice that D has read it."""
+        """Build the KV that P keeps from ``at_ns`` on.
+
+        P looks once a step for the notice that D has read it.
+        """
         host, here = flight.plan.prefill_host, self._clocks[flight.plan.prefill_host]
         tokens = flight.plan.arrival.prompt_tokens
         read = flight.received_ns if flight.fetch is FetchTruth.OK else None

@@ -1,5 +1,6 @@
-"""A second observer inside the engine, for tests only: what Handrail's plugin says is held against it. It shares no hook with it.
+"""A second observer inside the engine, for tests only.
 
+Tests compare it with Handrail's plugin. The two share no hook.
 It listens where the plugin does not: vLLM's own debug lines of a request's KV (a logging handler; the text is vLLM's, the time
 that of the record), the stamps that vLLM keeps of each request for its statistics, NIXL's telemetry as those statistics get it,
 and an ASGI layer of its own. One JSON line each in ``$KV_OBSERVER_LOG.<pid>``. Without the variable it is inert.
@@ -20,7 +21,10 @@ PARTS = 8  # of a response, kept whole
 
 
 class Notes:
-    """The file of this process. Its first line says how the process's two clocks stand to each other."""
+    """The file of this process.
+
+    Its first line gives the offset between the process's two clocks.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = Path(f"{path}.{os.getpid()}")
@@ -109,7 +113,10 @@ def register() -> None:
 
 
 class Door:
-    """``--middleware kv_observer.Door``: when a request came in, and when each of the first parts of its answer went out."""
+    """The middleware that notes a request's arrival and its first response parts.
+
+    Load it with ``--middleware kv_observer.Door``.
+    """
 
     def __init__(self, app: Any) -> None:
         self._app = app
