@@ -160,9 +160,9 @@ async def _main(config: CollectorConfig) -> int:
         failed = await work.until(stop)
     fault = work.fault
     if journal.lost:  # possibly found only by the last publish of a stop
-        log.error("%s; this process ends, and what it had acknowledged is in what was taken away", journal.lost)
+        log.error("%s; this process ends; all that it acknowledged is in the removed folder", journal.lost)
     elif not failed and fault is not None:
-        log.error("the pipeline failed while it was stopping", exc_info=fault)
+        log.error("the pipeline failed while stopping", exc_info=fault)
     return 1 if failed or journal.lost or fault is not None else 0
 
 
@@ -212,7 +212,7 @@ class _Work:
         await asyncio.wait({stopped, self._task, gone}, return_when=asyncio.FIRST_COMPLETED)
         failed = not stopped.done()
         if failed and not self._journal.lost:
-            log.error("the pipeline ended by itself", exc_info=self._task.exception())
+            log.error("the pipeline ended without a request to stop", exc_info=self._task.exception())
         stopped.cancel()
         gone.cancel()
         return failed

@@ -122,14 +122,14 @@ class Decisions:
         try:
             return self.desk.with_pauses(group, row)
         except Exception:
-            self.fault("pauses of a request's engines were left out")
+            self.fault("a request lacks the pauses of its engines")
             return row
 
     def _stalls(self, group: RequestGroup, row: RequestRow) -> Sequence[StallRow]:
         try:
             stalls = self.desk.explain(group, row)
         except Exception:
-            self.fault("a request's stalls were left out")
+            self.fault("a request lacks its stalls")
             return ()
         group.stalls_reported = bool(stalls)
         return stalls

@@ -174,7 +174,7 @@ class Intake:
                     try:
                         rows.spans.append(self._take_span(span, batch, place, now))
                     except Exception:
-                        self._stats.fault("a span was left out")
+                        self._stats.fault("a span was omitted")
                     taken += 1
                     if taken % SPANS_A_SLICE == 0:
                         await asyncio.sleep(0)
@@ -208,7 +208,7 @@ class Intake:
                         if event is not None:
                             self._take_event(event, entry.offset, now, rows)
                     except Exception:
-                        self._stats.fault("a log record was left out")
+                        self._stats.fault("a log record was omitted")
                     taken += 1
                     if taken % SPANS_A_SLICE == 0:
                         await asyncio.sleep(0)
@@ -247,7 +247,7 @@ class Intake:
                 try:
                     samples = batch.samples()
                 except Exception:
-                    self._stats.fault("a batch of samples was left out")
+                    self._stats.fault("a batch of samples was omitted")
                     continue
                 for sample in samples:
                     self._take_sample(sample, entry, now, rows)

@@ -308,7 +308,7 @@ class Pipeline:
                 decided = self._decisions.rows(group, fleet)
                 self.counting.published_before(group, decided.known)
             except Exception:
-                self.stats.fault("a request was left out")
+                self.stats.fault("a request was omitted")
                 continue
             waiting = self.buffer.waiting
             waiting.add(Table.KV_FETCHES, *decided.fetches)
@@ -327,7 +327,7 @@ class Pipeline:
             self.counting.row(group, row, decision.closing, now)
             self.counting.stalls(group, row, decided.stalls)
         except Exception:
-            self.stats.fault("a request was not counted")
+            self.stats.fault("a request is missing from the counters")
         if row.scope == "edge":
             self.stats.edge_rows += before is None
             self.stats.edge_complete += row.complete - bool(before)
@@ -398,7 +398,7 @@ class Pipeline:
                 if isinstance(error, FolderGoneError):
                     self._journal.refuse(f"the store is gone: {error}")
                     raise
-                log.error("publishing failed, will be tried again: %s", error, exc_info=not isinstance(error, OSError))
+                log.error("publishing failed, the collector retries: %s", error, exc_info=not isinstance(error, OSError))
                 return
             self.buffer.published()
             self.observed.done(totals, counted)
@@ -425,7 +425,7 @@ class Pipeline:
         except OSError:
             raise
         except Exception:
-            fitting = rows.storable(lambda: self.stats.fault("a row that no column takes was left out of the store"))
+            fitting = rows.storable(lambda: self.stats.fault("a row that no column can hold is not in the store"))
             if fitting is None:
                 raise
         return self._publish_all(offsets, fitting, totals, counted)
@@ -468,7 +468,7 @@ class Pipeline:
                 try:
                     waiting.append(explain(group, fleet))
                 except Exception:
-                    self.stats.fault("an open request was left out of an answer")
+                    self.stats.fault("an open request is missing from an answer")
         return waiting
 
     def pinned(self) -> dict[str, tuple[int, int]]:
@@ -500,5 +500,5 @@ class Pipeline:
                 try:
                     waiting.extend(explain_all(group, fleet).fetches)
                 except Exception:
-                    self.stats.fault("an open hand-off was left out of an answer")
+                    self.stats.fault("an open hand-off is missing from an answer")
         return waiting

@@ -54,14 +54,14 @@ class Running:
     def not_ready(self) -> str:
         """Return why nothing can be accepted, or ''."""
         if not self.journal.healthy:
-            return "the journal's disk failed; restart once it is repaired"
+            return "the journal's disk failed; repair it, then restart"
         refused = self.journal.stats.refused_full
         if refused != self._refused:
             self._refused, self._refused_at = refused, time.monotonic()
         if self._refused and time.monotonic() - self._refused_at < JOURNAL_FULL_S:
-            return "the journal is full: senders are told to retry; raise journal_max_bytes or see why the pipeline lags"
+            return "the journal is full: senders must retry later; raise journal_max_bytes or find out why the pipeline lags"
         if self.pipeline.stats.failing >= 3:
-            return "publishing to the store fails again and again; see the log"
+            return "publishing to the store keeps failing; see the log"
         return self.gates.problem()
 
     def status(self) -> dict[str, Any]:

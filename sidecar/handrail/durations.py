@@ -99,7 +99,7 @@ def parse_period(text: str, now_unix_ns: int, zone: tzinfo | None = None) -> tup
         raise TimeError(f"{text!r} is not a period: write {PERIOD_RULE}")
     since, until = parse_time(first, now_unix_ns, zone), parse_time(last, now_unix_ns, zone)
     if until <= since:
-        hint = "a time of day that is still to come is yesterday's" if _TIME_OF_DAY.fullmatch(last.strip()) else PERIOD_RULE
+        hint = "a time of day later than now means yesterday" if _TIME_OF_DAY.fullmatch(last.strip()) else PERIOD_RULE
         raise TimeError(f"{text!r} ends before it begins: {hint}")
     return since, until
 
@@ -109,13 +109,14 @@ def _unix_number(text: str, number: Fraction) -> int:
         if low <= number < high:
             return int(number * unit_ns)
     raise TimeError(
-        f"{text!r} is no unix time in s, ms, us or ns of this century; for {text} minutes ago write -{text}m; valid: {TIME_RULE}"
+        f"{text!r} is not a Unix time of this century in s, ms, us or ns; for {text} minutes ago write "
+        f"-{text}m; valid: {TIME_RULE}"
     )
 
 
 def _at_least_epoch(text: str, unix_ns: int) -> int:
     if unix_ns < 0:
-        raise TimeError(f"{text!r} lies before 1970")
+        raise TimeError(f"{text!r} is before 1970")
     return unix_ns
 
 

@@ -95,7 +95,7 @@ def _between_gpus(facts: Facts) -> Rate | None:
             return Rate(bytes_per_s=min(rates), source=RateSource.NVLINK, why="all NVLinks of one GPU, one direction, by NVML")
         return None
     if pull_falls_to_tcp(facts):
-        return _host_staged("reads over cuda_ipc are switched off without NVLink")
+        return _host_staged("UCX switches reads over cuda_ipc off without NVLink")
     lanes = [gpu.pcie_most for gpu in gpus if gpu.pcie_most and gpu.pcie_most[0] in _PCIE_LANE_BYTES]
     if len(lanes) < len(gpus):
         return None
@@ -144,6 +144,7 @@ def _host_staged(because: str) -> Rate:
     return Rate(
         bytes_per_s=HOST_STAGED_BYTES_PER_S,
         source=RateSource.HOST_STAGED,
-        why=f"{because}: assumed as published, 470 MB in 1.3 s between two L40S; 0.5 GB/s elsewhere (vllm-project/vllm#52607)",
+        why=f"{because}: assumed from a published figure, 470 MB in 1.3 s between two L40S; 0.5 GB/s elsewhere "
+        "(vllm-project/vllm#52607)",
         best_bytes_per_s=HOST_STAGED_BEST_BYTES_PER_S,
     )

@@ -133,7 +133,7 @@ def _first_token(facts: Facts, rate: Rate | None) -> Criterion:
         return Criterion(
             criterion=criterion, side=side, seen=f"{text}, beside {format_duration(prefill)} of prefill; no objective (--ttft)"
         )
-    return Criterion(criterion=criterion, side=CriterionSide.OPEN, seen=f"{text}; no objective to hold it against (--ttft)")
+    return Criterion(criterion=criterion, side=CriterionSide.OPEN, seen=f"{text}; no objective to compare it with (--ttft)")
 
 
 def _tail(facts: Facts) -> Criterion:
@@ -147,7 +147,7 @@ def _tail(facts: Facts) -> Criterion:
             criterion=criterion, side=CriterionSide.OPEN, seen=f"{text}, but these requests were served split: handrail compare"
         )
     if objective is None:
-        return Criterion(criterion=criterion, side=CriterionSide.OPEN, seen=f"{text}; no objective to hold it against (--itl)")
+        return Criterion(criterion=criterion, side=CriterionSide.OPEN, seen=f"{text}; no objective to compare it with (--itl)")
     if traffic.gap_p99_ns <= objective:
         return Criterion(
             criterion=criterion,

@@ -100,8 +100,9 @@ class SpanWatch(_Check):
             await asyncio.sleep(CHECK_WINDOW_S)
             if self.look(self._proxied.requests - self._proxied.passed, self._tap.spans_seen):
                 log.warning(
-                    "the engine sends no spans: requests pass and the tap gets nothing; start vLLM with --otlp-traces-endpoint "
-                    "(grpc://%s) and the packages that it needs for tracing; where clients send no traceparent, give the edge's "
-                    "sidecar --new-traces sampled",
+                    "the engine sends no spans: requests pass, but the tap receives nothing; start vLLM with "
+                    "--otlp-traces-endpoint "
+                    "(grpc://%s) and the packages that it needs for tracing; if clients send no traceparent, start the edge's "
+                    "sidecar with --new-traces sampled",
                     self._tap.grpc_address or self._tap.http_address,
                 )

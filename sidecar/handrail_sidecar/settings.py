@@ -464,7 +464,7 @@ class SidecarConfig:
             )
             yield Problem(path="listen", rule=rule, example="listen: 127.0.0.1:8000")
         if self.upstream is None and self.metrics.url is None and not self.instance:
-            rule = "must be given where there is no upstream and no metrics.url to name the process by"
+            rule = "must be given without upstream and metrics.url, since nothing else names the process"
             yield Problem(path="instance", rule=rule, example="instance: 10.0.0.7:8100")
         if self.listen and self.upstream and self.listen.port and _same_place(self.listen, self.upstream):
             yield Problem(
@@ -478,7 +478,7 @@ class SidecarConfig:
                 yield Problem(
                     path="gpu.without",
                     value=repr(name),
-                    rule="is no counter",
+                    rule="is not a counter",
                     nearest=near,
                     example="gpu: {without: [energy_joules]}",
                 )

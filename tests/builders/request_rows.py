@@ -209,7 +209,7 @@ ROWS = {
         edge_instance=None,
         router_instance=None,
         findings=(
-            "wrong_request: the KV read here was published for another request",
+            "wrong_request: D read KV that P published for another request",
             "context_lost: no trace context reached prefill",
         ),
         hints=("long_request_id",),

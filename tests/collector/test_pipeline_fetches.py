@@ -245,5 +245,5 @@ async def test_counted_failures_that_no_request_explains_are_one_finding_an_hour
             sweep(pipeline, clock.now + 30 * SECOND)
     found = kept(tmp_path, Table.FINDINGS)
     assert [f.kind for f in found] == ["unexplained_failures"] * 2
-    assert found[0].detail == "decode counted 2 kv_transfer_failures within 5 s, while no hand-off was known to be open there"
+    assert found[0].detail == "decode counted 2 kv_transfer_failures within 5 s, while no known hand-off was open there"
     assert found[0].instance == "decode:8000"

@@ -57,10 +57,10 @@ def test_what_is_chosen_stands_in_the_variables(tmp_path: Path, capsys: pytest.C
     [
         ("--handrail-url", "handrail:4380", "nearest: http://handrail:4380"),
         ("--handrail-url", "ftp://handrail", "must begin with http:// or https://"),
-        ("--handrail-url", "https://", "names no host"),
-        ("--handrail-url", "https://h:4380/?x=1", "may not hold a query"),
+        ("--handrail-url", "https://", "has no host"),
+        ("--handrail-url", "https://h:4380/?x=1", "must not have a query"),
         ("--handrail-url", "", "must begin with http:// or https://"),
-        ("--jaeger-url", "https://a b/", "names no host"),
+        ("--jaeger-url", "https://a b/", "has no host"),
         ("--jaeger-url", "https://h:99999", "is not a URL"),
         ("--datasource", "", "without --datasource you choose it in Grafana"),
         ("--datasource", "  ", "the name or uid that Grafana shows"),

@@ -86,8 +86,7 @@ async def test_accepting_pauses_without_descriptors_and_goes_on_with_them(caplog
         assert served.gate.paused
         assert served.taken == []
         assert [record.message for record in caplog.records] == [
-            "api accepts no connections for now: 900 of 1000 descriptors are in use and 100 are kept for files; "
-            "who connects waits"
+            "api pauses accepting: 900 of 1000 descriptors are in use and 100 are reserved for files; new connections wait"
         ]
         served.used[0] = 100
         await until(lambda: len(served.taken) == 2)

@@ -75,7 +75,7 @@ def test_refused_raise_leaves_the_limit(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_limit_that_stays_says_the_hard_one() -> None:
-    assert str(DescriptorLimit(1024, 1024, 1024)) == "descriptors 1024 (as it was; hard limit 1024)"
+    assert str(DescriptorLimit(1024, 1024, 1024)) == "descriptors 1024 (unchanged; hard limit 1024)"
 
 
 def test_open_descriptors_are_counted() -> None:
@@ -159,5 +159,5 @@ def test_reserve_is_at_most_half() -> None:
 def test_problem_is_one_line_from_ninety_percent_on() -> None:
     assert DescriptorBudget(1000, 60, count=lambda: 899).problem() == ""
     problem = DescriptorBudget(1000, 60, count=lambda: 900).problem()
-    assert problem.startswith("900 of 1000 descriptors are in use (60 are kept for files): ")
+    assert problem.startswith("900 of 1000 descriptors are in use (60 are reserved for files): ")
     assert "\n" not in problem

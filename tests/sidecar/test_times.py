@@ -186,7 +186,7 @@ def test_a_period_of_times_of_day_may_begin_yesterday() -> None:
         pytest.param("14:00", "is not a period: write FROM..TO", id="one-time"),
         pytest.param("-1h..-2h", "ends before it begins", id="reversed"),
         pytest.param("-1h..-1h", "ends before it begins", id="empty"),
-        pytest.param("08:00..10:00", "a time of day that is still to come is yesterday's", id="still-to-come"),
+        pytest.param("08:00..10:00", "a time of day later than now means yesterday", id="still-to-come"),
         pytest.param("..now", "is not a time", id="no-beginning"),
     ],
 )

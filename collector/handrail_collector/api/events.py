@@ -47,7 +47,7 @@ class HappenedFilter:
     def validate(self) -> list[str]:
         """Return each problem as a sentence."""
         since, until = self.since_unix_ns, self.until_unix_ns
-        return ["since is not before until"] if since is not None and until is not None and since >= until else []
+        return ["since must be before until"] if since is not None and until is not None and since >= until else []
 
 
 def happened_to_json(one: Happened) -> dict[str, Any]:

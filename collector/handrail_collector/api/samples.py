@@ -63,7 +63,7 @@ def parse_samples(pairs: Iterable[tuple[str, str]], now_unix_ns: int) -> SampleQ
     until = given.get("until_unix_ns", now_unix_ns)
     since = given.get("since_unix_ns", until - DEFAULT_NS)
     if since >= until:
-        raise ApiError(status=400, what="since: not before until", where=WHERE, valid="values that fit each other")
+        raise ApiError(status=400, what="since: must be before until", where=WHERE, valid="values that fit each other")
     long = until - since > MOST_POINTS * 100_000_000
     least = -(-(until - since) // MOST_POINTS) if long else 0
     wanted = SampleFilter(
@@ -81,7 +81,7 @@ def _refuse_unknown(question: SampleQuestion) -> None:
     for name in sorted((question.wanted.names or frozenset()) - set(valid)):
         others = ", ".join(kind for kind, names in NAMES.items() if name in names)
         what = (
-            f"name: {name!r} is a counter of kind {others}" if others else f"name: no {question.kind} counter is called {name!r}"
+            f"name: {name!r} is a counter of kind {others}" if others else f"name: there is no {question.kind} counter {name!r}"
         )
         raise ApiError(status=400, what=what, where=WHERE, valid=", ".join(valid), nearest=nearest(name, valid))
 

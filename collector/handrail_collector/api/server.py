@@ -73,15 +73,15 @@ ENDPOINTS: tuple[tuple[str, str], ...] = (
     ("/api/v1/requests", f"request rows; parameters: {', '.join(PARAMETERS)}"),
     ("/api/v1/requests/{id}", "one request with its hand-offs, stalls and spans, by an id in any form"),
     ("/api/v1/fetches", f"hand-offs of KV; parameters: {', '.join(FETCH_PARAMETERS)}"),
-    ("/api/v1/events", f"what happened to the engines; parameters: {', '.join(EVENT_PARAMETERS)}"),
-    ("/api/v1/links", f"the links that KV moves over: how fast, by what; parameters: {', '.join(LINK_PARAMETERS)}"),
-    ("/api/v1/explain", f"why the slowest of a period are slow; parameters: {', '.join(EXPLAIN_PARAMETERS)}"),
+    ("/api/v1/events", f"events of the engines; parameters: {', '.join(EVENT_PARAMETERS)}"),
+    ("/api/v1/links", f"the links that KV moves over, with rates and transports; parameters: {', '.join(LINK_PARAMETERS)}"),
+    ("/api/v1/explain", f"why the slowest requests of a period are slow; parameters: {', '.join(EXPLAIN_PARAMETERS)}"),
     ("/api/v1/compare", f"two or three periods side by side; parameters: {', '.join(COMPARE_PARAMETERS)}"),
     ("/api/v1/samples", f"samples of GPUs and links; parameters: {', '.join(SAMPLE_PARAMETERS)}"),
-    ("/api/v1/status", "what the collector received, holds and lost"),
+    ("/api/v1/status", "what the collector has received, holds and has lost"),
     ("/metrics", "the collector's own figures for Prometheus"),
     ("/healthz", "it lives"),
-    ("/readyz", "it does its work"),
+    ("/readyz", "the collector works"),
 )
 
 
@@ -214,7 +214,7 @@ class ApiServer:
         """
         if isinstance(self._reader, StoreReader):
             return self._reader
-        raise ApiError(status=501, what="this store gives no columns", where=request.path, valid="a store of files")
+        raise ApiError(status=501, what="this store has no columns to offer", where=request.path, valid="a store of files")
 
     def _naming(
         self,
@@ -227,7 +227,7 @@ class ApiServer:
         if not found:
             raise ApiError(
                 status=404,
-                what=f"no request is known by {any_id!r}",
+                what=f"no request has the id {any_id!r}",
                 where=f"/api/v1/requests/{any_id}",
                 valid=VALID_ID,
                 nearest=tuple(self._reader.near(any_id)),
@@ -252,7 +252,7 @@ class ApiServer:
     async def _answer(self, question: Callable[[], tuple[int, dict[str, Any]]]) -> web.Response:
         """Answer with the JSON of ``question``, which may block."""
         if self._waiting >= MAX_WAITING:
-            raise ApiError(status=503, what="too many questions at once", where="the collector", valid="try again in a second")
+            raise ApiError(status=503, what="too many queries at once", where="the collector", valid="try again in a second")
 
         def encoded() -> tuple[int, bytes]:
             with self._tracer.start_as_current_span(names.OWN_QUERY):

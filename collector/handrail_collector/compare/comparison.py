@@ -53,8 +53,8 @@ _AS_VERB: Final = {
     words.BETTER: "is better than",
     words.WORSE: "is worse than",
     words.MIXED: "is better in some and worse in other figures than",
-    words.NO_DIFFERENCE: "shows no difference from",
-    words.CANNOT_TELL: "cannot be told from",
+    words.NO_DIFFERENCE: "does not differ from",
+    words.CANNOT_TELL: "cannot be distinguished from",
 }
 
 Side = tuple[ArmReport, Sample, Measured]
@@ -132,7 +132,7 @@ def _common_scope(arms: Sequence[Arm], scope: str | None, model: str | None) -> 
     what = (
         f"no requests of scope {scope} in every arm"
         if scope
-        else "the arms have no scope in common, and figures of different scope never mix"
+        else "the arms share no scope, and figures of different scopes never mix"
     )
     raise CompareError(what, seen, "arms observed from the same place")
 
@@ -252,7 +252,7 @@ def _arm_report(arm: Arm, sample: Sample, measured: Measured, objectives: SloTar
     """Report one arm: what it is, its figures, and what limits them."""
     layout, reported_by = _layout(arm.name, sample)
     gpus = arm.gpus or max(1, len(sample.engines))
-    seen = "engines seen, taken as one GPU each" if sample.engines else "no engine is named in the rows; taken as one"
+    seen = "engines seen, counted as one GPU each" if sample.engines else "the rows name no engine; counted as one GPU"
     seconds = sum(level.seconds for level in measured.levels)
     known = sample.handed_off
     return ArmReport(
@@ -297,7 +297,7 @@ def _layout(name: str, sample: Sample) -> tuple[str, str]:
         return words.SPLIT if handed >= requests / 2 else words.COLLOCATED, text
     for layout, names in ((words.SPLIT, _SPLIT_NAMES), (words.COLLOCATED, _COLLOCATED_NAMES)):
         if name.lower().startswith(names):
-            return layout, "told by its name alone: the rows name neither P nor D"
+            return layout, "known only by its name: the rows name neither P nor D"
     return words.UNKNOWN, "the rows name neither P nor D"
 
 
@@ -310,17 +310,20 @@ def _notes(name: str, layout: str, sample: Sample, measured: Measured) -> Iterat
         yield f"named {name}, but by its rows it is {layout}"
     if sample.other_scopes:
         text = ", ".join(f"{count:,} of scope {scope}" for scope, count in sample.other_scopes.items())
-        yield f"left out, because scopes never mix: {text}"
+        yield f"omitted, because scopes never mix: {text}"
     if sample.other_units:
-        yield f"gaps of {sample.other_units:,} requests are of another unit and left out of the gap figures"
+        yield f"gaps of {sample.other_units:,} requests have another unit, and the gap figures omit them"
     judged = int(measured.judged.judged.sum())
     if judged < len(sample):
-        yield f"{len(sample) - judged:,} requests cannot be judged (not streamed, refused, or left before a first token was due)"
+        yield (
+            f"{len(sample) - judged:,} requests cannot be judged (not streamed, refused, or ended by the client "
+            "before a first token was due)"
+        )
     if len(measured.levels) > len(sample.spans):
         rates = ", ".join(rate(level.rate) for level in measured.levels)
         yield f"the rate changes: {rates}"
     if any(level.drifts for level in measured.levels):
-        yield "its figures drift as slowly as the period is long (a queue that grows?), so intervals may be too narrow"
+        yield "its figures drift through the whole period (a growing queue?), so intervals may be too narrow"
     yield from unknown(sample)
 
 

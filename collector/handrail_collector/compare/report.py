@@ -40,9 +40,9 @@ class SloTargets:
         """Return each problem in words; empty when the targets are valid."""
         problems = []
         if self.ttft_ns <= 0:
-            problems.append("ttft: must be longer than nothing")
+            problems.append("ttft: must be above 0")
         if self.itl_ns <= 0:
-            problems.append("itl: must be longer than nothing")
+            problems.append("itl: must be above 0")
         if self.itl_of not in ITL_OF:
             problems.append(f"itl_of: {self.itl_of!r} is not one of {', '.join(ITL_OF)}")
         if not 0 < self.attain < 1:

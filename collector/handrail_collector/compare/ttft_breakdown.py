@@ -23,7 +23,7 @@ from handrail_collector.compare.report import Estimate
 
 IN_THE_HANDOFF: Final = "in the hand-off"
 BETWEEN: Final = "between the processes (router and network)"
-UNATTRIBUTED: Final = "where nothing was seen (unattributed)"
+UNATTRIBUTED: Final = "in unattributed time"
 
 _OTHER_PLACES: Final = {
     BETWEEN: HOP_PHASES,

@@ -68,7 +68,7 @@ def same_layout(of: ArmReport, to: ArmReport, changes: Sequence[Change], unlike:
         )
     if report[NO_DIFFERENCE]:
         names = ", ".join(label(change.figure, of.gap_unit) for change in report[NO_DIFFERENCE])
-        return ComparisonVerdict(NO_DIFFERENCE, (f"no difference that chance does not explain: {names}",))
+        return ComparisonVerdict(NO_DIFFERENCE, (f"no difference beyond chance: {names}",))
     return ComparisonVerdict(CANNOT_TELL, (f"too few requests: {of.requests:,} in {of.name}, {to.requests:,} in {to.name}",))
 
 
@@ -85,7 +85,7 @@ def split_against(
     gaps, first = by_figure["gap_p99_ns"], by_figure["ttft_p50_ns"]
     tail, start = _tail(gaps, goal), _first_token(first, split, goal, lost)
     why = [f"{tail}: {changed(gaps, split.gap_unit)}", f"{start}: {changed(first)}", *_where_lost(start, lost)]
-    why += [f"so they were not at the same load: {each}" for each in _other_rate(base, split)]
+    why += [f"so the loads differed: {each}" for each in _other_rate(base, split)]
     comparison_verdict = _decided(base, split, goal)
     paper = _by_tpot(base, split, goal)
     if goal.itl_of != TPOT:
@@ -122,13 +122,13 @@ def together(verdicts: Sequence[str]) -> str:
 
 
 def _other_work(unlike: Sequence[str]) -> Iterator[str]:
-    yield from (f"the work was not the same: {each}" for each in unlike)
+    yield from (f"the work differed: {each}" for each in unlike)
 
 
 def _other_rate(of: ArmReport, to: ArmReport) -> Iterator[str]:
     rates = [arm.rate / arm.gpus for arm in (of, to)]
     if min(rates) > 0 and max(rates) / min(rates) >= SAME_RATE:
-        yield f"the load was not the same: {of.name} {rate(rates[0])}, {to.name} {rate(rates[1])} per GPU"
+        yield f"the load differed: {of.name} {rate(rates[0])}, {to.name} {rate(rates[1])} per GPU"
 
 
 def _too_few(*arms: ArmReport) -> Iterator[str]:
@@ -147,8 +147,8 @@ def _by_goodput(base: ArmReport, split: ArmReport) -> ComparisonVerdict:
         if floor / winner.goodput.gpus * SAME_RATE > ceiling / loser.goodput.gpus:
             return ComparisonVerdict(word, lines)
     if base.goodput.at_least is not None and split.goodput.at_least is not None:
-        short = "both meet the objectives at rates that were seen"
-        return ComparisonVerdict(CANNOT_TELL, (*lines, f"{short}: only higher ones would tell them apart"), (short,))
+        short = "both meet the objectives at the rates in the data"
+        return ComparisonVerdict(CANNOT_TELL, (*lines, f"{short}: only higher rates would show a difference"), (short,))
     return ComparisonVerdict(CANNOT_TELL, lines)
 
 
@@ -159,8 +159,8 @@ def _by_share(base: ArmReport, split: ArmReport, goal: SloTargets) -> Comparison
     """
     pairs = _same_rates(base, split)
     if not pairs:
-        short = "no rate per GPU was seen in both arms"
-        return ComparisonVerdict(CANNOT_TELL, (f"{short}, so their shares cannot be set side by side",), (short,))
+        short = "no rate per GPU occurs in both arms"
+        return ComparisonVerdict(CANNOT_TELL, (f"{short}, so their shares cannot be compared",), (short,))
     comparison_verdicts = [_at_one_rate(base, split, pair, goal) for pair in pairs]
     decided = [each for each in comparison_verdicts if each.word != CANNOT_TELL]
     if len({each.word for each in decided}) > 1:
@@ -179,14 +179,12 @@ def _at_one_rate(base: ArmReport, split: ArmReport, pair: tuple[RateLevel, RateL
     shares = f"both objectives met {at}: {base.name} {portion(ours.met)}, {split.name} {portion(theirs.met)}"
     a, b = _bounds_of(ours.met), _bounds_of(theirs.met)
     if a[0] <= b[1] and b[0] <= a[1]:
-        return ComparisonVerdict(CANNOT_TELL, (shares,), (f"neither goodputs nor shares {at} are apart",))
+        return ComparisonVerdict(CANNOT_TELL, (shares,), (f"neither goodputs nor shares {at} differ",))
     word, winner, loser, high, low = (PAYS, split, base, b, a) if b[0] > a[1] else (DOES_NOT_PAY, base, split, a, b)
     if low[1] >= goal.attain:
         return ComparisonVerdict(CANNOT_TELL, (shares,), (f"{loser.name} may reach the goal too {at}",))
     if high[1] < goal.attain:
-        return ComparisonVerdict(
-            word, (shares, "neither reaches the goal at this rate; what each serves at a lower one was not seen")
-        )
+        return ComparisonVerdict(word, (shares, "neither reaches the goal at this rate; the data have no lower rate"))
     sure = "reaches" if high[0] >= goal.attain else "may reach"
     return ComparisonVerdict(
         word, (shares, f"{winner.name} {sure} the goal of {goal.attain:.0%} at this rate, {loser.name} misses it")

@@ -33,7 +33,7 @@ def unlike(of: Sample, to: Sample) -> tuple[str, ...]:
 def unknown(sample: Sample) -> tuple[str, ...]:
     """Return what cannot be compared because the rows do not hold it."""
     lengths = {"prompt": sample.prompt_tokens, "answer": sample.output_tokens}
-    return tuple(f"the {name} lengths of most requests are not known" for name, values in lengths.items() if not _known(values))
+    return tuple(f"the {name} lengths of most requests are unknown" for name, values in lengths.items() if not _known(values))
 
 
 def cached_share(sample: Sample) -> float | None:

@@ -54,8 +54,9 @@ class JournalSettings:
         log = SegmentLog(self.folder, LogLimits.within(self.max_bytes), floor=floor, files=files, on_damage=_report)
         if torn := log.recovery.torn_bytes:
             _LOG.warning(
-                "the journal's last %d bytes hold no whole record and are cut off: half written at a crash and not acknowledged, "
-                "or damaged since",
+                "the journal ended with %d bytes of an incomplete record, which are cut off: a crash "
+                "interrupted the write before "
+                "its acknowledgement, or they were damaged later",
                 torn,
             )
         return log
@@ -287,7 +288,7 @@ class Journal:
         """Wait for others to release file descriptors; the data on disk is safe meanwhile."""
         if not self._descriptors_short:
             self._descriptors_short = True
-            _LOG.warning("the journal cannot be read for now: %s; tried again every %g s", error.strerror, DESCRIPTOR_RETRY_S)
+            _LOG.warning("reading the journal fails: %s; the collector retries every %g s", error.strerror, DESCRIPTOR_RETRY_S)
         await asyncio.sleep(DESCRIPTOR_RETRY_S)
 
     def _forget_taken(self) -> None:
@@ -405,7 +406,7 @@ class Journal:
             self._folder_gone = isinstance(error, FolderGoneError)
             what = f"the journal is gone: {error.filename}: " if self._folder_gone else "the journal's disk failed: "
             self._broken = what + (error.strerror or str(error))
-            _LOG.error("%s; nothing more is accepted until a restart", self._broken)
+            _LOG.error("%s; the collector accepts nothing more until a restart", self._broken)
         return self._unavailable()
 
     def _unavailable(self) -> Exception:
@@ -418,7 +419,7 @@ class Journal:
         except OSError as error:
             self.stats.release_failures += 1
             if not self._release_failing:
-                _LOG.warning("a journal segment could not be removed, tried again at every release: %s", error)
+                _LOG.warning("removing a journal segment failed, the collector retries at every release: %s", error)
             self._release_failing = True
         else:
             self._release_failing = False

@@ -106,20 +106,20 @@ def _path(
         if both and {each.host for each in ports} == both:
             names = ", ".join(each.name for each in ports[:4])
             seen = f"the hand-off is on TCP{_at(figures)}, though {names} {'is' if len(ports) == 1 else 'are'} up"
-            advice = "see UCX_NET_DEVICES and UCX_TLS of both engines, and that the pods have the RDMA device (handrail doctor)"
+            advice = "check UCX_NET_DEVICES and UCX_TLS of both engines, and that the pods have the RDMA device (handrail doctor)"
             yield LinkFinding(kind=LinkFindingKind.TCP_THOUGH_RDMA, seen=seen, advice=advice)
         else:
-            advice = "an RDMA network between the hosts; without one, see whether splitting pays (handrail compare)"
+            advice = "use an RDMA network between the hosts; without one, check whether splitting pays (handrail compare)"
             if link.one_host:
-                advice = _pull_advice(figures) or "GPUs with a path to each other (nvidia-smi topo -p2p r)"
+                advice = _pull_advice(figures) or "use GPUs with a path to each other (nvidia-smi topo -p2p r)"
             yield LinkFinding(kind=LinkFindingKind.TCP, seen=f"the hand-off is on TCP{_at(figures)}", advice=advice)
     if transport_evidence.transport is Transport.HOST_STAGED:
         seen = f"the hand-off goes through host memory{_at(figures)}"
         yield LinkFinding(
-            kind=LinkFindingKind.HOST_STAGED, seen=seen, advice="GPUs with a path to each other (nvidia-smi topo -p2p r)"
+            kind=LinkFindingKind.HOST_STAGED, seen=seen, advice="use GPUs with a path to each other (nvidia-smi topo -p2p r)"
         )
     for instance in dict.fromkeys(no_gpu_get):
-        seen = f"UCX at {instance} reads nothing over cuda_ipc, since it sees no NVLink"
+        seen = f"UCX at {instance} does not read over cuda_ipc, since it sees no NVLink"
         yield LinkFinding(
             kind=LinkFindingKind.NO_PEER_TO_PEER, seen=seen, advice=_pull_advice(figures) or "nvidia-smi topo -p2p r shows why"
         )
@@ -132,7 +132,9 @@ def _path(
         rate = percent(figures.rate_low or 0, transport_evidence.line_rate)
         seen = f"one port carries all of it, at {rate} of its line rate; idle: {idle}"
         yield LinkFinding(
-            kind=LinkFindingKind.ONE_OF_SEVERAL, seen=seen, advice="more ports in UCX_NET_DEVICES, UCX_MAX_RMA_RAILS above 1"
+            kind=LinkFindingKind.ONE_OF_SEVERAL,
+            seen=seen,
+            advice="name more ports in UCX_NET_DEVICES, set UCX_MAX_RMA_RAILS above 1",
         )
 
 
@@ -144,7 +146,7 @@ def _pull_advice(figures: LinkThroughput) -> str:
     pulls = "pull" in figures.modes or any(name in ("NixlConnector", "NixlPullConnector") for name in figures.connectors)
     if not pulls or not figures.link.one_host:
         return ""
-    return "pull over cuda_ipc: GET uses TCP where UCX sees no NVLink; NixlPushConnector writes instead, or UCX with RDMA"
+    return "pull over cuda_ipc: GET uses TCP where UCX sees no NVLink; use NixlPushConnector, which writes, or UCX with RDMA"
 
 
 def _rate(figures: LinkThroughput, transport_evidence: TransportEvidence) -> Iterator[LinkFinding]:
@@ -153,19 +155,19 @@ def _rate(figures: LinkThroughput, transport_evidence: TransportEvidence) -> Ite
         return
     if line and low > ABOVE * line:
         seen = f"{gigabytes(low)} while transferring is more than the line rate of {gigabytes(line)}"
-        advice = "bytes or times are counted wrongly: do not believe this rate"
+        advice = "some counter of bytes or times is wrong: do not trust this rate"
         yield LinkFinding(kind=LinkFindingKind.ABOVE_LINE, seen=seen, advice=advice)
         return
     if high is None:
         return
     slow, where = (SLOW_ONE_HOST, "within one host") if figures.link.one_host else (SLOW_BETWEEN_HOSTS, "between hosts")
     if high < slow:
-        seen = f"{gigabytes(high)} while transferring; less than {gigabytes(slow)} {where} is a slow path, whatever it is"
+        seen = f"{gigabytes(high)} while transferring; less than {gigabytes(slow)} {where} is a slow path, whatever the transport"
         advice = _pull_advice(figures) if transport_evidence.transport in (Transport.TCP, Transport.UNKNOWN) else ""
         yield LinkFinding(kind=LinkFindingKind.SLOW_PATH, seen=seen, advice=advice or "handrail doctor names what the path lacks")
     elif line and high < FAR_BELOW * line:
         seen = f"{gigabytes(high)} while transferring is {percent(high, line)} of the line rate of {gigabytes(line)}"
-        advice = "small transfers, many descriptors or a busy engine: see its post times (handrail metrics) and the block size"
+        advice = "small transfers, many descriptors or a busy engine: check its post times (handrail metrics) and the block size"
         yield LinkFinding(kind=LinkFindingKind.FAR_BELOW_LINE, seen=seen, advice=advice)
 
 
@@ -174,42 +176,42 @@ def _engine(posts: Sequence[Posts], queues: Sequence[Queue]) -> Iterator[LinkFin
         if each.transfers and each.share >= SUBMISSION:
             many = f", {each.descriptors:,} descriptors each" if each.descriptors else ""
             seen = (
-                f"{each.instance} spends {100 * each.share:.0f} % of a transfer's time on handing it to the transport "
-                f"({format_duration(each.post_ns)} of {format_duration(each.transfer_ns)}{many}): not the wire"
+                f"{each.instance} spends {100 * each.share:.0f} % of a transfer's time on posting it "
+                f"({format_duration(each.post_ns)} of {format_duration(each.transfer_ns)}{many}), not on the wire"
             )
             more = (each.descriptors or 0) >= MANY_DESCRIPTORS
             advice = (
-                "a larger --block-size, or a KV layout with fewer pieces a block" if more else "see what else its thread does"
+                "use a larger --block-size, or a KV layout with fewer pieces a block"
+                if more
+                else "check what else its thread does"
             )
             yield LinkFinding(kind=LinkFindingKind.SUBMISSION_BOUND, seen=seen, advice=advice)
     for queue in queues:
         if queue.bootstrapping > max(queue.transferring, queue.queued):
-            rate = (
-                f"; that its ranks move only {queue.rate / 1e6:.1f} MB/s together follows from it"
-                if queue.rate is not None
-                else ""
-            )
+            rate = f"; therefore its ranks together move only {queue.rate / 1e6:.1f} MB/s" if queue.rate is not None else ""
             seen = f"{queue.bootstrapping:,} requests of {queue.ranks} ranks at {queue.instance} wait at bootstrap{rate}"
-            advice = "the decode engines have not offered them space: more decode capacity, or fewer prefills at once"
+            advice = "the decode engines have not offered them space: add decode capacity, or run fewer prefills at once"
             yield LinkFinding(kind=LinkFindingKind.BOOTSTRAP_QUEUE, seen=seen, advice=advice)
 
 
 def _odd(figures: LinkThroughput, transport_evidence: TransportEvidence) -> Iterator[LinkFinding]:
     if figures.stuck_at_ns is not None:
         seen = f"{figures.stuck:,} hand-offs ended without their KV after {figures.stuck_at_ns / 1e9:.1f} s each: a time limit"
-        advice = "they hung from their start: see UCX_NET_DEVICES of both engines, and the first error in their logs"
+        advice = "they hung from their start: check UCX_NET_DEVICES of both engines, and the first error in their logs"
         yield LinkFinding(kind=LinkFindingKind.TIME_LIMIT, seen=seen, advice=advice)
     for cold in figures.cold_ns:
-        seen = f"the first contact took {format_duration(cold)}; it is in none of the figures"
-        yield LinkFinding(kind=LinkFindingKind.COLD_START, seen=seen, advice="warm a new pair up with one request before traffic")
+        seen = f"the handshake took {format_duration(cold)}; no figure includes it"
+        yield LinkFinding(kind=LinkFindingKind.COLD_START, seen=seen, advice="warm up a new pair with one request before traffic")
     if transport_evidence.contradicted:
-        seen = f"counters say {transport_evidence.transport.value}, the engine's log another transport; the counters are believed"
+        seen = (
+            f"counters say {transport_evidence.transport.value}, the engine's log another transport; Handrail trusts the counters"
+        )
         yield LinkFinding(kind=LinkFindingKind.CONTRADICTION, seen=seen)
     for device in transport_evidence.devices:
         wrong = {name: count for name, count in device.errors.items() if name not in _HARMLESS}
         if wrong:
             named = ", ".join(f"{count:,} {name}" for name, count in sorted(wrong.items(), key=lambda each: -each[1])[:3])
-            advice = "see the cable, the switch port and the flow control of this port"
+            advice = "check the cable, the switch port and the flow control of this port"
             yield LinkFinding(kind=LinkFindingKind.LINK_ERRORS, seen=f"{device.name} counted {named} meanwhile", advice=advice)
 
 

@@ -32,5 +32,5 @@ class LinksQuestion:
     def validate(self) -> list[str]:
         """Return each problem in words; empty when the question is valid."""
         since, until = self.since_unix_ns, self.until_unix_ns
-        problems = ["since: not before until"] if since is not None and until is not None and since >= until else []
+        problems = ["since: must be before until"] if since is not None and until is not None and since >= until else []
         return problems + ([] if 1 <= self.limit <= MAX_LIMIT else [f"limit: {self.limit} is not between 1 and {MAX_LIMIT}"])

@@ -26,7 +26,7 @@ WORDS: Final = {
     Transport.RDMA: "over RDMA",
     Transport.TCP: "over TCP",
     Transport.HOST_STAGED: "through host memory",
-    Transport.UNKNOWN: "over what, no evidence tells",
+    Transport.UNKNOWN: "over an unknown transport",
 }
 
 
@@ -35,7 +35,7 @@ def sentence(line: LinkLine) -> str:
     figures, transport_evidence = line.figures, line.transport
     name = f"{figures.link.producer}>{figures.link.consumer}"
     if figures.rate_low is None:
-        return f"The link {name}: {figures.hand_offs:,} hand-offs, and of none the bytes and the time are known."
+        return f"The link {name}: {figures.hand_offs:,} hand-offs, none with known bytes and time."
     slow = "is slow: KV moves" if line.slow else "moves KV"
     took = f" ({format_duration(figures.transfer.p50_ns)} for a median transfer)" if figures.transfer is not None else ""
     return (

@@ -141,7 +141,7 @@ def _by_counters(link: EngineLink, every: Sequence[Carried], lanes: Sequence[Lan
             return Transport.PCIE, evidence
         if any(LANES.get(each.lane) is Transport.HOST_STAGED for each in lanes):
             return Transport.HOST_STAGED, evidence
-        return Transport.PCIE, (*evidence, "whether from GPU to GPU or through host memory, these counters cannot tell")
+        return Transport.PCIE, (*evidence, "these counters do not show whether from GPU to GPU or through host memory")
     return Transport.UNKNOWN, tuple(map(_moved, every)) or (_nothing(link),)
 
 
@@ -151,7 +151,7 @@ def _carried_it(one: Carried, transport: Transport) -> bool:
 
 def _nothing(link: EngineLink) -> str:
     hosts = " and ".join(sorted({link.producer_host, link.consumer_host} - {""})) or "its hosts"
-    return f"no counters of {hosts} were read while it moved: sidecars beside the engines read them (links.sample)"
+    return f"no counters of {hosts} cover the transfers: run sidecars beside the engines with links.sample"
 
 
 _KIND: Final = {
@@ -169,7 +169,7 @@ def _moved(one: Carried) -> str:
     kind, did = _KIND[one.medium], _DID[one.direction]
     windows = f"{one.windows} windows of {max(1, round(one.window_ns / 1e9))} s"
     if one.verdict is MediumVerdict.CANNOT_TELL:
-        return f"{kind} of {one.host}: too little moved, or always at one pace, to tell ({windows})"
+        return f"{kind} of {one.host}: too few bytes, or too steady a rate, to conclude anything ({windows})"
     names = ", ".join(device.device.key for device, _ in one.devices[:4]) or kind
     share = f"{one.share or 0:.2f} bytes for each byte fetched"
     if one.verdict is MediumVerdict.NOT:

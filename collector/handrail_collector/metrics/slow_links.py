@@ -105,9 +105,9 @@ class SlowLinks:
         self.failures += 1
         self.found = {}
         if error is not None:
-            log.warning("links could not be looked at: %s", error)
+            log.warning("checking the links failed: %s", error)
         elif self.failures == 1:
-            log.exception("links could not be looked at")
+            log.exception("checking the links failed")
 
     async def _run(self) -> None:
         while not self._ending.is_set():

@@ -257,7 +257,7 @@ class Joins:
         if publisher is None:
             return
         if publisher_group.edge is not None and reader_group.edge is not None:
-            self._find(reader_group, "wrong_request", "the KV read here was published for another request", publisher, reader)
+            self._find(reader_group, "wrong_request", "D read KV that P published for another request", publisher, reader)
             return
         taken = next((e for e in publisher_group.evidence if key in e.connector_in), None)
         if (
@@ -266,7 +266,7 @@ class Joins:
             and not _one_reader(taken, reader)
             and not set(publisher.keys) & set(reader.keys)
         ):
-            self._find(reader_group, "wrong_request", "KV read again that another request had already read", publisher, reader)
+            self._find(reader_group, "wrong_request", "D read KV again that another request had already read", publisher, reader)
             return
         edge = publisher_group.edge or reader_group.edge
         inner = reader if publisher_group.edge is edge else publisher
@@ -284,7 +284,9 @@ class Joins:
             return  # the other request's evidence may still come and make this match ambiguous
         for key in edge.keys:
             if self._by_key.crowded(key):
-                self._find(group, "request_id_reused", "one request id on very many requests at once: not joined by it", edge)
+                self._find(
+                    group, "request_id_reused", "very many open requests share one request id: it joins none of them", edge
+                )
                 continue
             others = [g for g in self._named(self._by_key.spans(key)) if g is not group]
             if not others:
@@ -309,7 +311,7 @@ class Joins:
                     continue  # with unrelated clocks it may belong to the next request of this id: wait for that
                 else:
                     if not self._clocks.related(edge, first):
-                        self._find(group, "clocks_unknown", f"{first.label} joined by its id alone", first)
+                        self._find(group, "clocks_unknown", f"{first.label} joined only by its id", first)
                     self._union(group, other, JoinKind.REQUEST_KEY)
 
     def _awaits_parent(self, group: RequestGroup) -> bool:

@@ -37,7 +37,7 @@ class DurableDir:
         for step in Path(below).parts:
             folder = folder / step
             if folder not in self._made and folder.is_symlink():
-                raise OSError(errno.ELOOP, "is a link, which may lead out of the store", str(folder))
+                raise OSError(errno.ELOOP, "is a link, which may point out of the store", str(folder))
             self._make(folder)
 
     def remove_if_empty(self, below: str) -> None:

@@ -58,7 +58,7 @@ class FetchFilter:
         if self.direction is not None and self.direction not in DIRECTIONS:
             problems.append(f"direction: {self.direction!r} is not one of {', '.join(DIRECTIONS)}")
         if self.since_unix_ns is not None and self.until_unix_ns is not None and self.since_unix_ns > self.until_unix_ns:
-            problems.append("since: later than until")
+            problems.append("since: must be before until")
         return problems
 
     def matches(self, row: FetchRow) -> bool:

@@ -58,7 +58,7 @@ class RequestFilter:
         if self.scope is not None and self.scope not in SCOPES:
             problems.append(f"scope: {self.scope!r} is not one of {', '.join(SCOPES)}")
         if self.since_unix_ns is not None and self.until_unix_ns is not None and self.since_unix_ns > self.until_unix_ns:
-            problems.append("since: later than until")
+            problems.append("since: must be before until")
         if self.text is not None and not is_printable(self.text):
             problems.append("text: holds control characters")
         return problems

@@ -101,7 +101,7 @@ class ClockStepGuard:
         self._ahead_ns = now_unix_ns - now_ns
         if abs(step_ns) > MINUTE_NS:
             self._stepped_ns = now_ns
-            log.warning("the wall clock stepped by %.0f s: nothing leaves the store by its age for an hour", step_ns / 1e9)
+            log.warning("the wall clock stepped by %.0f s: retention by age pauses for an hour", step_ns / 1e9)
         return self._stepped_ns is None or now_ns - self._stepped_ns >= 60 * MINUTE_NS
 
 
@@ -170,7 +170,7 @@ class Upkeep:
                 step()
         except Exception as error:
             self.stats.failures += 1
-            log.error("%s: failed, will be tried again: %s", name, error, exc_info=not isinstance(error, OSError))
+            log.error("%s failed, the collector retries: %s", name, error, exc_info=not isinstance(error, OSError))
 
     def _files(self) -> list[StoredFile]:
         return [file for publish in self._publisher.publishes() for file in publish.files]
@@ -181,7 +181,7 @@ class Upkeep:
             self._publisher.retire({file.path for file in aside})
             self.stats.files_set_aside += len(aside)
             rows = sum(file.rows for file in aside)
-            log.warning("%d files that were put aside as damaged left the store, with %d rows", len(aside), rows)
+            log.warning("%d damaged files left the store, with %d rows", len(aside), rows)
 
     def _expire(self) -> None:
         of = self._settings
@@ -203,10 +203,10 @@ class Upkeep:
             self.stats.quota_days += len(whole)
             self.stats.quota_bytes += sum(file.bytes for file in gone)
             named = ", ".join(_named(day, whole) for day in days)
-            log.warning("the store was larger than its quota of %d bytes: %s left it before the retention time", limit, named)
+            log.warning("the store exceeded its bound of %d bytes: %s left it before their retention time", limit, named)
         over = sum(file.bytes for file in self._files()) > limit
         if over and not self._open_day_reported:
-            log.warning("the open day alone is larger than the store's quota of %d bytes; it is kept", limit)
+            log.warning("the current day alone exceeds the store's bound of %d bytes; it stays", limit)
         self._open_day_reported = over
 
     def _leave(self, going: list[StoredFile]) -> list[StoredFile]:

@@ -42,7 +42,7 @@ They hold the CRC and the generation.
 """
 
 
-RESTORE = f"put a copy of {MANIFEST} in its place, or move the whole store away to begin a new one; nothing was removed"
+RESTORE = f"restore {MANIFEST} from a copy, or move the whole store away to begin a new one; Handrail removed nothing"
 
 
 class StoreDamagedError(Exception):
@@ -264,10 +264,10 @@ def _line(line: bytes, where: str) -> PublishRecord | None:
         paths += [(file.covers, Table.REQUESTS) for file in files if file.covers]
         strange = next((path for path, table in paths if not _is_path_of(path, table)), None)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise StoreDamagedError(f"{where}: a line of it is none of ours ({type(error).__name__}); {RESTORE}") from None
+        raise StoreDamagedError(f"{where}: Handrail did not write one of its lines ({type(error).__name__}); {RESTORE}") from None
     if strange is not None:
         what = printable(repr(strange))[:300]
-        raise StoreDamagedError(f"{where} names {what}, where no data file of a store lies: nothing is done with it; {RESTORE}")
+        raise StoreDamagedError(f"{where} names {what}, which is no place for a data file; Handrail leaves it alone; {RESTORE}")
     return publish
 
 
@@ -283,5 +283,7 @@ def locate(root: Path, paths: Iterable[str]) -> list[Path]:
     paths = list(paths)
     link = link_on_the_way(root, paths)
     if link is not None:
-        raise StoreDamagedError(f"{link} is a link: no file behind it is read or removed; put the folder or file itself there")
+        raise StoreDamagedError(
+            f"{link} is a link: Handrail neither reads nor removes files behind links; put the folder or file itself there"
+        )
     return [root / path for path in paths]

@@ -63,8 +63,8 @@ def sorted_out(
         paths = [path for each in firsts.values() for path in each]
         if len(firsts) > 1:
             raise StoreDamagedError(
-                f"{where} ends at offset {ends.get(shard, 0)}, and {counted(len(paths))} of {len(firsts)} later publishes lie "
-                f"there, such as {paths[-1]}: lines are missing; {RESTORE}"
+                f"{where} ends at offset {ends.get(shard, 0)}, and {counted(len(paths))} of {len(firsts)} later publishes "
+                f"exist, such as {paths[-1]}: lines are missing; {RESTORE}"
             )
         remove += paths
     return Unlisted(tuple(remove), tuple(aside))

@@ -248,7 +248,7 @@ class StorePublisher:
             self._lock = self._files.lock_dir(str(self._root))
         except BlockingIOError as error:
             raise StoreLockedError(
-                f"{self._root}: another collector writes to this store; stop it, or give this one a folder of its own"
+                f"{self._root}: another collector writes to this store; stop it, or give this one its own folder"
             ) from error
 
     def _recover(self) -> Recovered:

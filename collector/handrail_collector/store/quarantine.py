@@ -24,7 +24,7 @@ from handrail_collector.store.manifest import StoreDamagedError, StoredFile
 log = logging.getLogger(__name__)
 
 ASIDE = ".damaged"
-ADVICE = f"put a copy in its place, or rename it to end in {ASIDE} to go on without its rows"
+ADVICE = f"restore it from a copy, or rename it to end in {ASIDE} to continue without its rows"
 
 Stamp = tuple[int, int] | None
 """Size and modification time of a file; None when it does not exist."""

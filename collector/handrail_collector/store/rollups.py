@@ -65,7 +65,7 @@ class Rollups:
                 sound[file.path] = stamp
             elif why := self._unreadable(file):
                 damaged.append(file.path)
-                log.warning("%s cannot be read: %s; it leaves the store and is made again", self._publisher.path(file), why)
+                log.warning("%s cannot be read: %s; the collector removes it and makes it again", self._publisher.path(file), why)
             else:
                 sound[file.path] = stamp
         self._sound = sound

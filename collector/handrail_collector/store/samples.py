@@ -97,7 +97,7 @@ class Sampled:
         try:
             found = self.samples_of(stored)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"{self.table.value}: no row of it: {error!r}") from error
+            raise ValueError(f"{self.table.value}: not a row of it: {error!r}") from error
         return sorted(found, key=lambda sample: (sample.at_unix_ns, sample.process.host, sample.process.instance))
 
     def columns_of(self, table: pa.Table) -> tuple[StoreColumn, ...]:

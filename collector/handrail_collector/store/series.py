@@ -90,7 +90,7 @@ def series_values(stored: Mapping[str, Any]) -> list[DeviceValue]:
         counter, name, label = reports
         start = others.get(column, since) if counter else 0
         if not isinstance(start, int):
-            raise ValueError(f"{column}: nothing says since when it counts")
+            raise ValueError(f"{column}: the start of its count is missing")
         found.append(DeviceValue(name=name, value=value, label=label, start_unix_ns=start))
     return sorted(found, key=lambda each: (each.name, each.label))
 

@@ -86,7 +86,7 @@ class TlsConfig:
             missing = "cert_file" if self.cert_file is None else "key_file"
             yield Problem(path=f"tls.{missing}", rule="must be given with the other: a certificate and its key", example=example)
         elif self.client_ca_file is not None and self.cert_file is None:
-            rule = "must be given with tls.client_ca_file, as tls.key_file: client certificates are a part of TLS"
+            rule = "must be given with tls.client_ca_file, and so must tls.key_file: client certificates need TLS"
             yield Problem(path="tls.cert_file", rule=rule, example=example)
 
 
@@ -121,8 +121,8 @@ def exposed(listeners: Collection[Listener], tls: TlsConfig, plaintext: Collecti
         if each.address is None or each.address.loopback or each.name in plaintext or tls.cert_file is not None:
             continue
         rule = (
-            "would listen beyond this host without TLS: give tls.cert_file and tls.key_file (docs/security.md), or an address of "
-            f"the loopback, or, where something else protects the network, name it: plaintext: [{each.name}]"
+            "would listen beyond this host without TLS: set tls.cert_file and tls.key_file (docs/security.md), "
+            f"or use a loopback address, or, if something else protects the network, set plaintext: [{each.name}]"
         )
         yield Problem(
             path=each.path, value=repr(str(each.address)), rule=rule, example=f"{each.path}: 127.0.0.1:{each.address.port}"
@@ -199,14 +199,14 @@ class ListenerSecurity:
             tls = self.tls(each.name)
             if tls is None:
                 log.warning(
-                    "%s (%s) on %s speaks no TLS, as plaintext says: only a network that is trusted may reach it",
+                    "%s (%s) on %s listens without TLS, as the setting plaintext allows: only a trusted network may reach it",
                     each.name,
                     each.path,
                     each.address,
                 )
             elif each.guarded and self._tokens is None and not tls.wants_clients:
                 log.warning(
-                    "%s (%s) on %s lets in whoever reaches it: set auth.token_file or tls.client_ca_file",
+                    "%s (%s) on %s accepts every client that can reach it: set auth.token_file or tls.client_ca_file",
                     each.name,
                     each.path,
                     each.address,

@@ -225,9 +225,9 @@ def read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except IsADirectoryError:
-        rule = "is a folder: a YAML file is read"
+        rule = "is a folder: give a YAML file"
     except UnicodeDecodeError:
-        rule = "cannot be read: it is not UTF-8 text, as YAML is"
+        rule = "cannot be read: YAML must be UTF-8 text"
     except OSError as error:
         rule = f"cannot be read: {error.strerror}"
     raise ConfigError([Problem(path=str(file), rule=rule)], str(file))
@@ -411,7 +411,7 @@ def _read_yaml(text: str, name: str, cls: type, problems: list[Problem]) -> Iter
             elif path in sections:
                 if getattr(value_node, "value", None) not in _OFF:
                     inside = next(key for key in known if key.path.startswith(f"{path}."))
-                    rule = "is a section; its keys stand below it"
+                    rule = "is a section: write its keys below it"
                     problems.append(Problem(path=f"{outer}{path}", rule=rule, where=where, example=example_line(inside)))
             else:
                 problem = unknown_key(path, known, where)

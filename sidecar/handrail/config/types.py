@@ -245,16 +245,16 @@ def url(text: str, schemes: tuple[str, ...] = ("http", "https"), *, path: bool =
         parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
-        raise InvalidValueError("is not a URL: its port is no number" if "Port" in str(error) else "is not a URL") from None
+        raise InvalidValueError("is not a URL: its port is not a number" if "Port" in str(error) else "is not a URL") from None
     if parts.scheme not in schemes or "://" not in text:
         guess = f"{schemes[0]}://{text}" if "://" not in text and text and " " not in text else None
         raise InvalidValueError(f"must begin with {beginnings}", guess)
     if not parts.hostname or any(c.isspace() for c in text) or port == 0:
-        raise InvalidValueError("names no host and port that can be connected to")
+        raise InvalidValueError("has no host and port to connect to")
     if parts.username or parts.password:
-        raise InvalidValueError("holds a user or password; URLs are logged, so write it as a header")
+        raise InvalidValueError("contains a user or password; Handrail logs URLs, so use a header instead")
     if parts.query or parts.fragment or (parts.path not in ("", "/") and not path):
-        raise InvalidValueError("may hold only scheme, host and port" if not path else "may not hold a query or a fragment")
+        raise InvalidValueError("must have only a scheme, host and port" if not path else "must not have a query or a fragment")
     return Url(text if path else text.rstrip("/"))
 
 

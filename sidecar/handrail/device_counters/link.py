@@ -27,8 +27,8 @@ COUNTERS: Final = (
         QuantityKind.COUNTER,
         "By",
         "Bytes that the port moved; an RDMA port does not count TCP traffic",
-        "a VF or a software adapter may count nothing; a 32-bit counter of an old adapter stands still at 16 GiB: "
-        "newer firmware gives 64 bits",
+        "a VF or a software adapter may count nothing; a 32-bit counter of an old adapter stops at 16 GiB: "
+        "newer firmware counts in 64 bits",
         "direction",
     ),
     CounterDef(

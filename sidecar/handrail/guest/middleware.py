@@ -10,5 +10,6 @@ import logging
 from handrail.plugin.middleware import Handrail as Handrail
 
 logging.getLogger("handrail").warning(
-    "handrail.guest.middleware.Handrail is deprecated and goes with 0.2: use --middleware handrail.plugin.middleware.Handrail"
+    "handrail.guest.middleware.Handrail is deprecated, and version 0.2 removes it: use --middleware "
+    "handrail.plugin.middleware.Handrail"
 )

@@ -78,14 +78,14 @@ class OtlpClient:
         except AuthFailed as refusal:
             if self.security.troubled(refusal):
                 log.warning(
-                    "%s does not take what is sent (%s); it is kept and tried again: %s",
+                    "%s does not accept data (%s); Handrail keeps it and retries: %s",
                     self.endpoint,
                     refusal.reason,
                     self.security.remedy(refusal),
                 )
             raise
         if self.security.settled():
-            log.info("%s takes what is sent again", self.endpoint)
+            log.info("%s accepts data again", self.endpoint)
         return accepted
 
     async def _sent(self, signal: Signal, payload: bytes) -> Accepted:
@@ -96,7 +96,7 @@ class OtlpClient:
             objection = await diagnose.objection(self.endpoint, context) if context is not None else ""
             if not objection:
                 raise
-            raise Untrusted(f"it seems to want a client certificate, or another one: {objection}", 0.0) from None
+            raise Untrusted(f"it seems to require a client certificate, or a different one: {objection}", 0.0) from None
 
     async def check(self, signal: Signal = Signal.TRACES) -> str | None:
         """Send an empty export; None on success, else one line that names the mistake.

@@ -43,7 +43,7 @@ def inflate(body: bytes, encoding: str, limit_bytes: int) -> bytes:
     name = encoding.strip().lower()
     if name in IDENTITY:
         if len(body) > limit_bytes:
-            raise TooLarge(f"the body has {len(body)} bytes; at most {limit_bytes} are taken")
+            raise TooLarge(f"the body has {len(body)} bytes; at most {limit_bytes} are allowed")
         return body
     if name in ("gzip", "x-gzip"):
         return _members(body, limit_bytes)
@@ -205,7 +205,7 @@ def decode(signal: Signal, body: bytes, content_type: str) -> Request:
             request.ParseFromString(body)
         except DecodeError:
             # upb says only "Error parsing message": no use in repeating it.
-            raise Unparsed(f"the body is no protobuf Export{signal.value.capitalize()} request") from None
+            raise Unparsed(f"the body is not a protobuf Export{signal.value.capitalize()} request") from None
         return request
     try:
         return _of_json(signal, json_tree(body))
@@ -228,7 +228,7 @@ def _of_json(signal: Signal, document: dict[str, Any]) -> Request:
     ) as error:
         # Beside ParseError, the parser raises these when a list or a string is where an object belongs. SystemError comes from
         # upb, for a name with half a surrogate pair.
-        raise Rejected(f"the JSON is no OTLP {signal.value} request ({_shape_only(error)})") from None
+        raise Rejected(f"the JSON is not an OTLP {signal.value} request ({_shape_only(error)})") from None
     return request
 
 
@@ -246,7 +246,7 @@ def decode_repaired(signal: Signal, body: bytes, content_type: str = PROTOBUF) -
         request = _of_json(signal, with_ids(document))
         return request, request.SerializeToString(), count
     except (ValueError, RecursionError):
-        raise Rejected(f"the body is no OTLP {signal.value} request, and no single value makes it so") from None
+        raise Rejected(f"the body is not an OTLP {signal.value} request, and no single value is the reason") from None
 
 
 def _shape_only(error: Exception) -> str:

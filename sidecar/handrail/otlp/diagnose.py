@@ -77,19 +77,19 @@ def named_by_answer(endpoint: Endpoint, signal: Signal, reason: str, names: Name
     if word in ("HTTP 401", "HTTP 403", "gRPC UNAUTHENTICATED", "gRPC PERMISSION_DENIED"):
         token, headers = names.of("token_file"), names.of("headers")
         ways = [*([token] if token else []), *([f"a header authorization=Bearer TOKEN in {headers}"] if headers else [])]
-        what = f": give a token: {', or '.join(ways)}" if ways else ", and no token is sent"
-        return f"{where} wants authentication ({reason}){what}"
+        what = f": give a token: {', or '.join(ways)}" if ways else ", and Handrail sends no token"
+        return f"{where} requires authentication ({reason}){what}"
     if word == "HTTP 404":
         return (
             f"{where} does not exist (HTTP 404): the endpoint's path is wrong or missing; give the part before /v1/{signal.value}"
         )
     if word == "HTTP 405":
-        return f"{where} takes no POST (HTTP 405): this is not an OTLP/HTTP receiver, or its path is wrong"
+        return f"{where} does not accept POST (HTTP 405): this is not an OTLP/HTTP receiver, or its path is wrong"
     if word == "gRPC UNIMPLEMENTED":
         kind = signal.value.removesuffix("s")
         return f"{where} speaks gRPC but has no OTLP {kind} service ({reason}): is this another service's port?"
     if word in ("HTTP 429", "HTTP 502", "HTTP 503", "HTTP 504", "gRPC RESOURCE_EXHAUSTED"):
-        return f"{where} is reached but takes nothing for now ({reason})"
+        return f"{where} answers but accepts nothing for now ({reason})"
     return f"{where} refuses an empty export ({reason})"
 
 
@@ -111,19 +111,19 @@ def named_by_peer(endpoint: Endpoint, peer: PeerProtocol, detail: str, reason: s
         return f"{where}: its TLS certificate is not accepted ({detail}): {authority}"
     if peer is PeerProtocol.CHOOSY:
         cert, key = names.of("cert_file"), names.of("key_file")
-        mine = f": set {cert} and {key}" if cert else ", and there is none to show"
-        return f"{where}: it seems to want a client certificate, or another one ({detail}){mine}"
+        mine = f": set {cert} and {key}" if cert else ", and none is set"
+        return f"{where}: it seems to require a client certificate, or a different one ({detail}){mine}"
     if peer is PeerProtocol.TLS:
         return f"{where}: plaintext was sent to a TLS port: write {secure}://{host}"
     if peer is PeerProtocol.PLAINTEXT:
-        return f"{where}: TLS was spoken to a plaintext port: write {plain}://{host}"
+        return f"{where}: TLS was sent to a plaintext port: write {plain}://{host}"
     if peer is PeerProtocol.HTTP1 and grpc_wanted:
         other = (
             "is it another service's?" if endpoint.port == GRPC_PORT else f"write {http}://{host}, or use the gRPC port (4317)"
         )
-        return f"{where}: gRPC was spoken to an HTTP port: {other}"
+        return f"{where}: gRPC was sent to an HTTP port: {other}"
     if peer is PeerProtocol.HTTP2 and not grpc_wanted:
-        return f"{where}: HTTP was spoken to a gRPC port: write {grpc}://{host}, or use the HTTP port (4318)"
+        return f"{where}: HTTP was sent to a gRPC port: write {grpc}://{host}, or use the HTTP port (4318)"
     return f"{where}: {reason}"
 
 
@@ -147,7 +147,7 @@ async def objection(endpoint: Endpoint, context: ssl.SSLContext) -> str:
         return str(error.reason) if "ALERT" in str(error.reason) else ""
     except (OSError, asyncio.TimeoutError):
         return ""
-    return "" if data else "it hangs up right after the handshake"
+    return "" if data else "it closes the connection right after the handshake"
 
 
 async def _open(endpoint: Endpoint, context: ssl.SSLContext | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

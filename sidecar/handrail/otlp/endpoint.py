@@ -77,11 +77,11 @@ def parse_endpoint(text: str, *, protocol: str | None = None) -> Endpoint:
     try:
         host, port = url.hostname, url.port
     except ValueError:
-        raise ValueError(f"endpoint {shown_value(repr(text))}: is no URL; {_EXAMPLE}") from None
+        raise ValueError(f"endpoint {shown_value(repr(text))}: not a URL; {_EXAMPLE}") from None
     if not host or " " in host or port == 0:
-        raise ValueError(f"endpoint {shown_value(repr(text))}: no host and port in it; {_EXAMPLE}")
+        raise ValueError(f"endpoint {shown_value(repr(text))}: it has no host and port; {_EXAMPLE}")
     if url.username is not None or url.query or url.fragment:
-        raise ValueError(f"endpoint of {host}: user, query and fragment are not taken (use headers for a token); {_EXAMPLE}")
+        raise ValueError(f"endpoint of {host}: user, query and fragment are not allowed (use a header for a token); {_EXAMPLE}")
     return _endpoint(scheme, host, port, url.path, wanted)
 
 
@@ -99,7 +99,7 @@ def _endpoint(scheme: str, host: str, port: int | None, path: str, wanted: WireP
     secure = scheme in ("https", "grpcs")
     if scheme in ("grpc", "grpcs"):
         if wanted is WireProtocol.HTTP:
-            raise ValueError(f"endpoint {scheme}://{host}: the scheme says gRPC, the protocol says {wanted.value}")
+            raise ValueError(f"endpoint {scheme}://{host}: the scheme is for gRPC, but the protocol is {wanted.value}")
         chosen = WireProtocol.GRPC
     else:
         by_port = WireProtocol.GRPC if port == GRPC_PORT or (not scheme and port is None) else WireProtocol.HTTP

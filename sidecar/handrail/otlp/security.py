@@ -85,11 +85,14 @@ class ClientSecurity:
         names = self.names
         if isinstance(refusal, Unauthorized):
             token = names.of("token_file") or names.of("headers")
-            return f"give a token that it takes: {token}" if token else "none can be given here"
+            return f"set a token that it accepts: {token}" if token else "no setting holds a token here"
         authorities = names.of("ca_file") or "the system's authorities (or the file that SSL_CERT_FILE names)"
         mine = names.of("cert_file")
-        shown = f", and {mine} a certificate that it accepts where it wants any" if mine else ""
-        return f"{authorities} has to hold the authority of its certificate, the endpoint a name that this has{shown}"
+        shown = f"; {mine} must be a certificate that it accepts, if it requires one" if mine else ""
+        return (
+            f"{authorities} must contain the authority that signed its certificate, and the certificate must name "
+            f"the endpoint's host{shown}"
+        )
 
 
 def _path(file: File) -> Path | None:

@@ -6,7 +6,7 @@ in that order. A datagram is a JSON array, at most ``MAX_DATAGRAM_BYTES``::
     [version, boot, pid, process kind, sequence, monotonic_ns, unix_ns, lost, [event, ...]]
 
 ``boot`` is random, drawn once a process: pids repeat (1 in every container). ``sequence`` counts the datagrams of one boot from
-1; the clock pair is read when the datagram is made; ``lost`` counts events that could not be kept or sent since the boot.
+1; the clock pair is read when the datagram is made; ``lost`` counts events that the plugin lost since the boot.
 ``sources/datagram.py`` reads the datagrams and trusts no value in them.
 """
 

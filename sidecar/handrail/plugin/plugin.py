@@ -68,7 +68,7 @@ class Plugin:
             self.missing.append(part)
             version = engine_facts(None).get("engine_version", "of an unknown version")
             _log.warning(
-                "handrail observes less of this engine: %s cannot be observed on vLLM %s (%s: %s); tried with %s",
+                "handrail observes less of this engine: %s cannot be observed on vLLM %s (%s: %s); tested with %s",
                 part,
                 version,
                 type(error).__name__,
@@ -124,7 +124,7 @@ class Plugin:
         version = str(facts.get("engine_version", ""))
         if not version.startswith(TRIED):
             _log.warning(
-                "handrail was tried with vLLM %s, and this is %s: it observes what it finds as it was there%s",
+                "handrail is tested with vLLM %s; this is %s: it observes only what has not changed since%s",
                 ", ".join(TRIED),
                 version or "of an unknown version",
                 f"; missing: {', '.join(missing)}" if missing else "",

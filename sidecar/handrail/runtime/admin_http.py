@@ -1,6 +1,6 @@
 """HTTP server beside a process's work: ``/metrics``, ``/healthz``, ``/readyz``.
 
-``/healthz``: the process lives; ``/readyz``: it does its work. These two are open to all clients that reach the port: an
+``/healthz``: the process lives; ``/readyz``: the collector works. These two are open to all clients that reach the port: an
 orchestrator's probe has neither token nor certificate.
 """
 

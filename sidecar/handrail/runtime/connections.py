@@ -161,7 +161,7 @@ class Gate:
         self.paused = True
         self.pauses += 1
         if self._news("pause"):
-            log.warning("%s accepts no connections for now: %s; who connects waits", self.name, why)
+            log.warning("%s pauses accepting: %s; new connections wait", self.name, why)
 
     def resume(self) -> None:
         """Note that accepting goes on."""
@@ -170,7 +170,7 @@ class Gate:
     def shortage(self) -> str:
         """Name of the resource that is short, for ``pause``."""
         budget = self._budget
-        return f"{budget.in_use()} of {budget.limit} descriptors are in use and {budget.reserved} are kept for files"
+        return f"{budget.in_use()} of {budget.limit} descriptors are in use and {budget.reserved} are reserved for files"
 
     def _news(self, kind: str) -> bool:
         now = self._clock()

@@ -35,7 +35,7 @@ class DescriptorLimit:
 
     def __str__(self) -> str:
         """Text for the log line at start."""
-        raised = f"raised from {self.before}" if self.soft > self.before else f"as it was; hard limit {self.hard}"
+        raised = f"raised from {self.before}" if self.soft > self.before else f"unchanged; hard limit {self.hard}"
         return f"descriptors {self.soft} ({raised})"
 
 
@@ -86,7 +86,7 @@ def _opened(folder: str) -> int | None:
 
 
 class DescriptorBudget:
-    """Free part of ``limit`` descriptors when ``reserved`` are kept for files.
+    """Free part of ``limit`` descriptors when ``reserved`` are reserved for files.
 
     One loop owns it. ``count`` is called at most every ``recount_s`` on ``clock`` (seconds); in between, descriptors that are
     taken and given back are added. An unreadable count means that all of the limit is used: reading it takes a descriptor on
@@ -147,6 +147,7 @@ class DescriptorBudget:
         if not self.crowded:
             return ""
         return (
-            f"{self.in_use()} of {self.limit} descriptors are in use ({self.reserved} are kept for files): new connections wait "
-            "or are refused; raise the hard limit (ulimit -Hn, LimitNOFILE=) or see who connects"
+            f"{self.in_use()} of {self.limit} descriptors are in use ({self.reserved} are reserved for "
+            "files): new connections wait "
+            "or are refused; raise the hard limit (ulimit -Hn, LimitNOFILE=) or find out who connects"
         )

@@ -37,7 +37,7 @@ class Stop:
 
     def _signalled(self, number: int) -> None:
         if self._event.is_set():
-            log.warning("second %s: ending at once", signal.Signals(number).name)
+            log.warning("second %s: exiting at once", signal.Signals(number).name)
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         log.info("%s: stopping", signal.Signals(number).name)

@@ -76,7 +76,7 @@ class ReloadingFile(Generic[T]):
         self.value, self._seen = value, digest
         self.reloads += 1
         self._settled()
-        log.info("%s: %s changed and in use", self.use, self._named())
+        log.info("%s: %s has changed; the new content is in use", self.use, self._named())
         return True
 
     def _first(self) -> T:
@@ -90,14 +90,14 @@ class ReloadingFile(Generic[T]):
 
     def _settled(self) -> None:
         if self.refused:
-            log.info("%s: %s can be used again", self.use, self._named())
+            log.info("%s: %s is usable again", self.use, self._named())
         self.refused = self._unusable = ""
 
     def _fault(self, problem: str) -> None:
         if problem == self._unusable and problem != self.refused:
             self.refused = problem
             self.refusals += 1
-            log.error("%s: what changed cannot be used, the former stays in use: %s", self.use, problem)
+            log.error("%s: the changed file is not usable, so the previous content stays in use: %s", self.use, problem)
         self._unusable = problem
 
     def _named(self) -> str:
@@ -125,7 +125,7 @@ class ReloadingFile(Generic[T]):
         try:
             mode = os.fstat(descriptor).st_mode
             if not stat.S_ISREG(mode):
-                raise ValueError(f"{setting}: {path} is no file")
+                raise ValueError(f"{setting}: {path} is not a file")
             with open(descriptor, "rb", closefd=False) as file:
                 content = file.read(MOST_BYTES + 1)
         finally:
@@ -179,7 +179,7 @@ class Watcher:
                 await asyncio.to_thread(each.poll)
         except Exception:  # e.g. no thread is left; the next look is in a moment
             if not self._failing:
-                log.exception("the files of certificates and tokens could not be looked at")
+                log.exception("checking the files of certificates and tokens failed")
             self._failing = True
         else:
             self._failing = False

@@ -168,7 +168,10 @@ class _Maker:
     def _load_chain(self, context: ssl.SSLContext, key: bytes) -> None:
         cert_path, key_path = self._files[self._cert], self._files[self._key]
         if b"ENCRYPTED" in key:
-            raise ValueError(f"{self._key}: {key_path} is encrypted; there is nobody to ask: openssl pkey -in OLD -out NEW")
+            raise ValueError(
+                f"{self._key}: {key_path} is encrypted, and nobody can enter a passphrase; decrypt it: "
+                "openssl pkey -in OLD -out NEW"
+            )
         if b"PRIVATE KEY-----" not in key:
             raise ValueError(f"{self._key}: {key_path} holds no private key in PEM (-----BEGIN PRIVATE KEY-----)")
         try:
@@ -179,7 +182,7 @@ class _Maker:
 
     def _mind_kind(self, kind: str) -> None:
         if kind not in _KINDS:  # gRPC would start with it, and then fail every handshake without a message
-            rule = f"its key is {kind}, which gRPC does not take; RSA, or ECDSA with {' or '.join(_KINDS[1:])}"
+            rule = f"its key is {kind}, which gRPC does not support; use RSA, or ECDSA with {' or '.join(_KINDS[1:])}"
             raise ValueError(f"{self._cert}: {self._files[self._cert]}: {rule}")
 
     def _mind_dates(self, certificate: Certificate) -> None:
@@ -190,7 +193,7 @@ class _Maker:
         text = f"ended on {_day(ends)}" if ends < now else f"begins on {_day(begins)}"
         problem = f"{self._cert}: {self._files[self._cert]} {text}"
         if former is not None and _valid_at(former, now):
-            raise ValueError(f"{problem}; the one in use is valid")
+            raise ValueError(f"{problem}; the one in use stays, it is valid")
         log.warning("%s: peers will refuse it; give a certificate that is valid now", problem)
 
 

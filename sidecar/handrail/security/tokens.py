@@ -45,7 +45,7 @@ def _tokens(content: bytes, where: str) -> tuple[str, ...]:
         lines = content.decode("ascii").splitlines()
     except UnicodeDecodeError:
         raise ValueError(
-            f"{where} holds other characters than ASCII; one token a line, e.g. from: openssl rand -hex 32"
+            f"{where} holds characters that are not ASCII; write one token a line, e.g. from: openssl rand -hex 32"
         ) from None
     found = []
     for number, line in enumerate(lines, 1):
@@ -53,12 +53,19 @@ def _tokens(content: bytes, where: str) -> tuple[str, ...]:
         if not text or text.startswith("#"):
             continue
         if not _TOKEN.fullmatch(text):  # not shown: it may be a secret
-            raise ValueError(f"{where}: line {number} is no token: letters, digits, - . _ ~ + / and = at the end, no blanks")
+            raise ValueError(
+                f"{where}: line {number} is not a token: use letters, digits, - . _ ~ + / and = at the end, without blanks"
+            )
         if len(text) < _SHORT:
-            log.warning("%s: line %d: a token of %d characters can be guessed; openssl rand -hex 32", where, number, len(text))
+            log.warning(
+                "%s: line %d: a token of %d characters can be guessed; make one with: openssl rand -hex 32",
+                where,
+                number,
+                len(text),
+            )
         found.append(text)
     if not found:
-        raise ValueError(f"{where} holds no token; one a line, e.g. from: openssl rand -hex 32")
+        raise ValueError(f"{where} holds no token; write one a line, e.g. from: openssl rand -hex 32")
     return tuple(found)
 
 
@@ -139,19 +146,19 @@ class Authenticator:
         """
         if host not in self._logged_peers and len(self._logged_peers) < _MAX_LOGGED_PEERS:
             self._logged_peers.add(host)
-            log.warning("%s: a request from %s was turned away: %s (said once a host)", self.listener, host, denied.reason)
+            log.warning("%s: refused a request from %s: %s (logged once a host)", self.listener, host, denied.reason)
 
     def _denial(self, authorization: Sequence[str], certified: bool) -> Denied | None:
         if self._certificates and not certified:
-            return Denied("a client certificate is wanted here, signed by an authority of tls.client_ca_file")
+            return Denied("a client certificate is required, signed by an authority of tls.client_ca_file")
         if self._tokens is None:
             return None
         if not authorization:
-            return Denied("a token is wanted: Authorization: Bearer TOKEN", 'Bearer realm="handrail"')
+            return Denied("a token is required: Authorization: Bearer TOKEN", 'Bearer realm="handrail"')
         scheme, _, token = authorization[0].partition(" ")
         if len(authorization) == 1 and scheme.lower() == "bearer" and known(token.strip(), self._tokens.value):
             return None
-        return Denied("the token is not one of auth.token_file", 'Bearer realm="handrail", error="invalid_token"')
+        return Denied("the token is not in auth.token_file", 'Bearer realm="handrail", error="invalid_token"')
 
 
 def known(token: str, valid: Sequence[str]) -> bool:

@@ -30,12 +30,14 @@ def check_live(facts: Facts, side: PairSide) -> CheckResult | None:
             check,
             title,
             f"{engine.url}/health: {live.health.error or f'HTTP {live.health.status}'}",
-            why="no traffic can be served",
-            do="the engine's log; and the address: scheme, host and port alone",
+            why="the engine cannot serve traffic",
+            do="read the engine's log; check the address: scheme, host and port only",
         )
     version = engine.value("version")
     return passed(
-        check, title, f"{engine.url} lives, serves {', '.join(live.models) or 'no model'}{f', vLLM {version}' if version else ''}"
+        check,
+        title,
+        f"{engine.url} answers, serves {', '.join(live.models) or 'no model'}{f', vLLM {version}' if version else ''}",
     )
 
 
@@ -52,7 +54,7 @@ def check_side_channel_host(facts: Facts, side: PairSide) -> CheckResult | None:
         return None
     check, title = f"engine.{side.value}.side_channel_host", f"side channel host of {side.value}"
     if engine.setting("side_host") is None and engine.set_elsewhere("VLLM_NIXL_SIDE_CHANNEL_HOST"):
-        return skipped(check, title, "VLLM_NIXL_SIDE_CHANNEL_HOST is filled in where the engine runs", "--same-env in its pod")
+        return skipped(check, title, "VLLM_NIXL_SIDE_CHANNEL_HOST is set only where the engine runs", "--same-env in its pod")
     sourced_value = engine.setting("side_host") or SourcedValue(
         "localhost", "vLLM's default, VLLM_NIXL_SIDE_CHANNEL_HOST is not set"
     )
@@ -68,8 +70,8 @@ def check_side_channel_host(facts: Facts, side: PairSide) -> CheckResult | None:
             check,
             title,
             seen,
-            why="the peer is told this address and looks for the blocks there, on its own host: the handshake fails",
-            do="VLLM_NIXL_SIDE_CHANNEL_HOST with an address by which the peer reaches this engine (the pod's, status.podIP)",
+            why="the peer gets this address and looks for the blocks there, on its own host: the handshake fails",
+            do="set VLLM_NIXL_SIDE_CHANNEL_HOST to an address at which the peer reaches this engine (the pod's, status.podIP)",
         )
     return passed(check, title, seen)
 
@@ -89,16 +91,16 @@ def check_plugin(facts: Facts, side: PairSide) -> CheckResult | None:
             check,
             title,
             f"VLLM_PLUGINS is {','.join(plugins.value)!r} ({plugins.by})",
-            why="the list shuts the plugin out: no fetch, peer, bytes or failure will be told, and nothing will say why",
-            do="handrail in VLLM_PLUGINS, or VLLM_PLUGINS unset",
+            why="the list excludes the plugin: Handrail gets no KV fetch, peer, bytes or failure, and no message says why",
+            do="add handrail to VLLM_PLUGINS, or unset VLLM_PLUGINS",
         )
     if socket is None and engine.environment_known and not engine.set_elsewhere("HANDRAIL_SOCKET"):
         return warned(
             check,
             title,
             "HANDRAIL_SOCKET is not set",
-            why="the plugin is inert: the hand-off shows as a remainder between proxies, without its cause",
-            do="HANDRAIL_SOCKET=/run/handrail/engine.sock, and the sidecar's --plugin-socket with the same path",
+            why="the plugin does nothing: the hand-off shows as a remainder between proxies, without its cause",
+            do="set HANDRAIL_SOCKET=/run/handrail/engine.sock, and the sidecar's --plugin-socket to the same path",
         )
     if socket is not None:
         others = [
@@ -112,12 +114,12 @@ def check_plugin(facts: Facts, side: PairSide) -> CheckResult | None:
                 title,
                 f"the engine writes to {socket.value} ({socket.by}), "
                 f"the sidecar listens at {others[0].plugin_socket} ({others[0].by})",
-                why="nothing arrives, and neither side can tell",
-                do="one path in both",
+                why="nothing arrives, and neither side notices",
+                do="set one path in both",
             )
         return passed(check, title, f"on, to {socket.value}")
     missing = (
-        "HANDRAIL_SOCKET is filled in where the engine runs"
+        "HANDRAIL_SOCKET is set only where the engine runs"
         if engine.environment_known
         else "the engine's environment is not known"
     )
@@ -136,21 +138,25 @@ def check_telemetry(facts: Facts, side: PairSide) -> CheckResult | None:
             check,
             title,
             "--disable-log-stats",
-            why="/metrics holds no figure of the engine, so a hang cannot be told",
-            do="leave it out",
+            why="/metrics shows no figure of the engine, so Handrail cannot notice a hang",
+            do="remove the flag",
         )
     if live is not None and live.health.ok and not live.metrics.ok:
         reason = live.metrics.error or f"HTTP {live.metrics.status}"
         return failed(
-            check, title, f"/metrics: {reason}", why="queues, KV usage and failures cannot be read", do="the engine's own port"
+            check,
+            title,
+            f"/metrics: {reason}",
+            why="Handrail cannot read queues, KV usage and failures",
+            do="use the engine's own port",
         )
     if live is not None and live.metrics.ok and not any(name in live.families for name in _TELEMETRY_FAMILIES):
         return warned(
             check,
             title,
             f"/metrics has {len(live.families)} families, none of vLLM's",
-            why="this is no vLLM, or its statistics are off (--disable-log-stats)",
-            do="handrail metrics shows what the page holds",
+            why="this is not vLLM, or its statistics are off (--disable-log-stats)",
+            do="see what the page contains: handrail metrics",
         )
     middleware = engine.setting("middleware")
     if middleware is not None and not any("handrail" in name for name in middleware.value):
@@ -158,10 +164,11 @@ def check_telemetry(facts: Facts, side: PairSide) -> CheckResult | None:
             check,
             title,
             f"no --middleware handrail.plugin.middleware.Handrail ({middleware.by})",
-            why="without it or an inline proxy this engine's HTTP exchange is not seen: admission and response times are missing",
-            do="the flag, or the sidecar's proxy in front of the engine",
+            why="without it or an inline proxy, Handrail does not see this engine's HTTP exchange: admission and "
+            "response times are missing",
+            do="add the flag, or put the sidecar's proxy in front of the engine",
         )
-    return passed(check, title, "metrics page read" if live is not None and live.metrics.ok else "no flag stands in its way")
+    return passed(check, title, "metrics page read" if live is not None and live.metrics.ok else "no flag prevents it")
 
 
 def check_drift(facts: Facts, side: PairSide) -> CheckResult | None:
@@ -188,8 +195,9 @@ def check_drift(facts: Facts, side: PairSide) -> CheckResult | None:
         f"engine.{side.value}.drift",
         f"sources of {side.value} agree",
         "; ".join(differ),
-        why="what runs is not what the file says, so a restart may change it; or two engines of a side differ. The first counts",
-        do="a restart with the file, the file of what runs, or one file an engine",
+        why="the running engine differs from the file, so a restart may change it; or two engines of one side differ. The "
+        "doctor uses the first value",
+        do="restart with the file, update the file, or use one file for each engine",
     )
 
 

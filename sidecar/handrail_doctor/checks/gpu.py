@@ -37,7 +37,7 @@ def check_devices(facts: Facts) -> CheckResult:
         return skipped(check, title, gpus.missing, gpus.provide)
     if not gpus.devices:
         return skipped(
-            check, title, "NVML answers and sees no GPU", "the devices in this container (CUDA_VISIBLE_DEVICES is not NVML's)"
+            check, title, "NVML answers but lists no GPU", "give this container the GPUs (NVML ignores CUDA_VISIBLE_DEVICES)"
         )
     kinds: dict[str, int] = {}
     for gpu in gpus.devices:
@@ -69,12 +69,14 @@ def check_p2p(facts: Facts) -> CheckResult:
     """
     check, title = "gpu.p2p", "peer-to-peer between the GPUs"
     if facts.placement is Placement.ACROSS_HOSTS:
-        return skipped(check, title, "the engines stand on different hosts: their GPUs are not peers")
+        return skipped(check, title, "the engines are on different hosts: their GPUs are not peers")
     if facts.host.gpus.missing:
-        return skipped(check, title, "it takes NVML to see it")
+        return skipped(check, title, "only NVML shows it")
     pairs = pairs_of(facts)
     if not pairs:
-        return skipped(check, title, _no_pairs(facts), "--prefill-gpus and --decode-gpus, or a host with both GPUs")
+        return skipped(
+            check, title, _no_pairs(facts), "--prefill-gpus and --decode-gpus, or run the doctor on a host with both GPUs"
+        )
     unsaid = [pair for pair in pairs if pair.read is None]
     bad = [pair for pair in pairs if pair.read not in (P2pStatus.OK, None)]
     if bad:
@@ -82,17 +84,19 @@ def check_p2p(facts: Facts) -> CheckResult:
         more = f"; and {len(bad) - 4} pairs more" if len(bad) > 4 else ""
         if has_rdma(facts):
             seen = f"{shown}{more}; an RDMA adapter is up and can carry the KV within the host"
-            return warned(check, title, seen, why=_STAGED, do="see that the UCX log names rc or dc, not tcp, in its rma lanes")
+            return warned(check, title, seen, why=_STAGED, do="check that the UCX log names rc or dc, not tcp, in its rma lanes")
         return failed(
             check,
             title,
             f"{shown}{more}",
             why=_STAGED,
-            do="nvidia-smi topo -p2p r must say OK between the GPUs of the pair: GPUs with NVLink, or a board that lets PCIe "
-            "peers talk (ACS and IOMMU off); else an RDMA adapter, or keep prefill and decode on the same GPUs",
+            do="use GPUs between which nvidia-smi topo -p2p r shows OK: with NVLink, or on a board that allows PCIe peers "
+            "(ACS and IOMMU off); otherwise use an RDMA adapter, or keep prefill and decode on the same GPUs",
         )
     if unsaid:
-        return skipped(check, title, f"the driver does not say for {len(unsaid)} of {len(pairs)} pairs", "nvidia-smi topo -p2p r")
+        return skipped(
+            check, title, f"the driver gives no answer for {len(unsaid)} of {len(pairs)} pairs", "nvidia-smi topo -p2p r"
+        )
     text = "" if chosen(facts) else " (which GPUs the engines use is not known, so all)"
     return passed(check, title, f"reads are OK between {len(pairs)} {'pair' if len(pairs) == 1 else 'pairs'} of GPUs{text}")
 
@@ -110,8 +114,8 @@ def check_nvlink(facts: Facts) -> CheckResult | None:
             check,
             title,
             shown,
-            why="a link that is down takes its share of the bandwidth away, or all of it between two GPUs",
-            do="nvidia-smi nvlink -s and dmesg (Xid 74); links without a partner are down on purpose on some boards",
+            why="without the link its share of the bandwidth is missing, between two GPUs perhaps all of it",
+            do="check nvidia-smi nvlink -s and dmesg (Xid 74); on some boards links without a partner are down on purpose",
         )
     if facts.placement is Placement.ACROSS_HOSTS:
         return None
@@ -151,8 +155,8 @@ def check_pull_over_cuda_ipc(facts: Facts) -> CheckResult | None:
         f"no NVLink, no RDMA adapter, {named} pulls, and UCX_CUDA_IPC_ENABLE_GET_ZCOPY is not set{where}",
         why="UCX switches cuda_ipc reads off where it sees no NVLink, and the pull falls back to TCP through host memory: 0.5 "
         "GB/s measured, against 49 GB/s for the push (vllm-project/vllm#52607)",
-        do="UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y on both engines (NIXL 1.5.1 does not set it), or NixlPushConnector on both; then see "
-        "that the UCX log names cuda_ipc in rma(...), not rma_am(tcp)",
+        do="set UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y on both engines (NIXL 1.5.1 does not set it), or use NixlPushConnector on both; "
+        "then check that the UCX log names cuda_ipc in rma(...), not rma_am(tcp)",
     )
 
 
@@ -166,7 +170,7 @@ def check_gpudirect(facts: Facts) -> CheckResult | None:
     if not has_rdma(facts) or (host.gpus.missing and not host.here):
         return None
     if host.open_driver is None and not host.gpus.devices:
-        return skipped(check, title, "no NVIDIA driver is seen here")
+        return skipped(check, title, "no NVIDIA driver here")
     if host.modules is None:
         return skipped(check, title, "the loaded modules cannot be read", "a readable /sys/module")
     loaded = sorted(host.modules & {"nvidia_peermem", "nv_peer_mem"})
@@ -201,7 +205,7 @@ def check_pcie(facts: Facts) -> CheckResult | None:
     return skipped(
         "gpu.pcie",
         "PCIe width",
-        f"{shown}; some cards lower their link when idle, so this is judged only under load",
+        f"{shown}; some cards lower their link when idle, so only a reading under load counts",
         "handrail gpus, or nvidia-smi -q -d PCIE, while a benchmark runs",
     )
 
@@ -223,5 +227,5 @@ def checks(facts: Facts) -> Iterator[CheckResult | None]:
 def _no_pairs(facts: Facts) -> str:
     count = len(facts.host.gpus.devices)
     if count < 2:
-        return f"{count} GPU is seen here: two engines on it, or a peer elsewhere"
-    return "the GPUs that the engines use are not among those of this host"
+        return f"{count} GPU here: both engines use it, or the peer's GPU is elsewhere"
+    return "this host does not have the GPUs that the engines use"

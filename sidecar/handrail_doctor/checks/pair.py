@@ -17,7 +17,7 @@ from handrail_doctor.kv_size.shape import LayerKind
 _NIXL_PULL: Final = ("NixlConnector", "NixlPullConnector")
 _HASHED: Final = "NIXL's handshake compares it and refuses the peer, so every hand-off fails"
 DEFAULT: Final = "the default"
-MORE: Final = "--config with what starts the engines; or VLLM_SERVER_DEV_MODE=1 on a test system, for /server_info"
+MORE: Final = "--config with the file that starts the engines; or VLLM_SERVER_DEV_MODE=1 on a test system, for /server_info"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +32,35 @@ class Equal:
 
 
 EQUAL: Final = (
-    Equal("version", "engine version", _HASHED, "the same image on both sides"),
+    Equal("version", "engine version", _HASHED, "use the same image on both sides"),
     Equal(
         "model",
         "model",
-        f"{_HASHED}; it compares the path or name as it was given, so /models/a and /mnt/a differ",
-        "the same path or name in both command lines",
+        f"{_HASHED}; it compares the path or name as given, so /models/a and /mnt/a differ",
+        "use the same path or name in both command lines",
     ),
     Equal(
         "revision",
         "model revision",
         "nothing compares it: KV of other weights is read without an error, and the answers are wrong",
-        "--revision with the same commit on both sides",
+        "set --revision to the same commit on both sides",
     ),
-    Equal("dtype", "dtype", _HASHED, "the same --dtype on both sides"),
-    Equal("kv_cache_dtype", "KV dtype", _HASHED, "the same --kv-cache-dtype on both sides"),
+    Equal("dtype", "dtype", _HASHED, "set the same --dtype on both sides"),
+    Equal("kv_cache_dtype", "KV dtype", _HASHED, "set the same --kv-cache-dtype on both sides"),
     Equal(
         "block_size",
         "block size",
         "vLLM 0.32 reads blocks of another size in pieces, and not at all through a host buffer; older versions refuse them",
-        "the same --block-size on both sides",
+        "set the same --block-size on both sides",
         loose=True,
     ),
     Equal(
         "kv_layout",
         "KV layout",
-        "a hand-off between layouts is refused at the first contact (MLA has but one)",
-        "the same VLLM_KV_CACHE_LAYOUT and attention backend on both sides",
+        "the handshake refuses a hand-off between layouts (MLA has only one)",
+        "set the same VLLM_KV_CACHE_LAYOUT and attention backend on both sides",
     ),
-    Equal("hybrid", "hybrid KV cache manager", _HASHED, "--disable-hybrid-kv-cache-manager on both sides or on neither"),
+    Equal("hybrid", "hybrid KV cache manager", _HASHED, "set --disable-hybrid-kv-cache-manager on both sides or on neither"),
 )
 
 
@@ -79,7 +79,7 @@ def check_equal(facts: Facts, equal: Equal) -> CheckResult | None:
     if prefill.value == decode.value:
         return passed(check, title, shown(prefill.value))
     if equal.name == "kv_layout" and _is_mla(facts):
-        return passed(check, title, f"P {shown(prefill.value)}, D {shown(decode.value)}: MLA has but one layout")
+        return passed(check, title, f"P {shown(prefill.value)}, D {shown(decode.value)}: MLA has only one layout")
     make = warned if equal.loose else failed
     seen = f"P {shown(prefill.value)} ({prefill.by}), D {shown(decode.value)} ({decode.by})"
     return make(check, title, seen, why=equal.why, do=equal.do)
@@ -111,8 +111,8 @@ def check_two_engines(facts: Facts) -> CheckResult | None:
         "pair.two_engines",
         "two engines",
         f"--prefill and --decode are both {prefill}",
-        why="one engine was looked at twice, so what P and D must have alike was compared with itself",
-        do="the other engine's own address; where one engine serves both phases there is no hand-off to check",
+        why="the doctor looked at one engine twice, and compared it with itself",
+        do="give the other engine's own address; if one engine serves both phases, there is no hand-off to check",
     )
 
 
@@ -130,7 +130,7 @@ def check_served(facts: Facts) -> CheckResult | None:
         title,
         f"P serves {', '.join(prefill.models)}; D serves {', '.join(decode.models)}",
         why="one of the two answers 404 to every request of the router",
-        do="the same --served-model-name on both sides",
+        do="set the same --served-model-name on both sides",
     )
 
 
@@ -146,7 +146,11 @@ def check_tp(facts: Facts) -> CheckResult | None:
     shown = f"P {prefill.value}, D {decode.value}"
     if prefill.value % decode.value and decode.value % prefill.value:
         return failed(
-            check, title, shown, why="one must divide the other for the hand-off", do="ranks of which one divides the other"
+            check,
+            title,
+            shown,
+            why="one must divide the other for the hand-off",
+            do="use numbers of ranks of which one divides the other",
         )
     heads = [layer.kv_heads for layer, _ in facts.sizes.shape.layers if layer.by_token] if facts.sizes else []
     if prefill.value > decode.value and heads and not _is_mla(facts) and prefill.value > min(heads):
@@ -154,7 +158,7 @@ def check_tp(facts: Facts) -> CheckResult | None:
             check,
             title,
             f"{shown}, {min(heads)} KV heads",
-            why="P holds each KV head on several ranks, and vLLM 0.32 hands over from more ranks to fewer only where it does not",
+            why="P holds each KV head on several ranks, and vLLM 0.32 can then not hand over from more ranks to fewer",
             do=f"at most {min(heads)} ranks on P, or as many on D",
         )
     return passed(check, title, shown)
@@ -176,8 +180,8 @@ def check_connector(facts: Facts) -> CheckResult | None:
             check,
             title,
             "; ".join(turned),
-            why="nothing would be handed over in this direction",
-            do="kv_producer on P, kv_consumer on D, or kv_both",
+            why="this direction hands nothing over",
+            do="set kv_producer on P and kv_consumer on D, or kv_both",
         )
     kinds = {side: _kind(sourced_value.value) for side, sourced_value in sides.items() if sourced_value is not None}
     if len(set(kinds.values())) > 1:
@@ -189,7 +193,7 @@ def check_connector(facts: Facts) -> CheckResult | None:
             title,
             shown,
             why="push and pull, or two connectors, do not understand each other",
-            do="one connector on both sides",
+            do="use one connector on both sides",
         )
     policy = facts.engine(PairSide.DECODE).value("failure_policy")
     names = ", ".join(

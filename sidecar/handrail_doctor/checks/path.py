@@ -46,20 +46,23 @@ def check_side_channel(facts: Facts, side: PairSide) -> CheckResult | None:
         return passed(check, title, f"{where} is open ({found.by})")
     seen = f"{where}: {found.reach.value}{f' ({found.detail})' if found.detail else ''}, by {found.by}"
     if found.reach is Reach.MUTE and _sure(found):
-        why = "something accepts the connection that is no engine: the proxy of a service mesh does that for every port"
-        return warned(check, title, seen, why=why, do="the port of the engine's NIXL connector, outside the mesh")
+        why = "something other than an engine accepts the connection: the proxy of a service mesh does so for every port"
+        return warned(check, title, seen, why=why, do="keep the port of the engine's NIXL connector outside the mesh")
     if not _sure(found):
         tried = f"{where} is {found.by}: {found.reach.value}; the engine may use another"
         return skipped(check, title, tried, f"--{side.value}-side-channel HOST:PORT")
     needed = side is PairSide.PREFILL or _pushes(facts)
-    why = "the first hand-off of every pair begins there; without it the fetch fails after its handshake timeout (5 s)"
-    do = "VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT of an engine with a NIXL connector; network policy, firewall, security group"
+    why = "the first hand-off of every pair begins there; without it the KV fetch fails after the handshake timeout (5 s)"
+    do = (
+        "check VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT of an engine with a NIXL connector, network policies, "
+        "firewalls and security groups"
+    )
     if not needed or other not in facts.host.here:
         return warned(
             check,
             title,
             seen,
-            why=f"{why}; {'only a push or a turn back needs this way' if not needed else 'tried from this host alone'}",
+            why=f"{why}; {'only a push or a next turn needs this direction' if not needed else 'tried from this host alone'}",
             do=do,
         )
     return failed(check, title, seen, why=why, do=do)
@@ -79,11 +82,11 @@ def check_otlp(facts: Facts) -> Iterator[CheckResult]:
                 check,
                 title,
                 target.problem,
-                why="nothing that is observed arrives; exporters are silent about it",
-                do="the address that the collector printed, its scheme and its port",
+                why="no evidence arrives, and exporters report no error",
+                do="use the address that the collector logged, with its scheme and port",
             )
         else:
-            yield passed(check, title, f"{target.endpoint} takes an export")
+            yield passed(check, title, f"{target.endpoint} accepts an export")
 
 
 def check_clocks(facts: Facts) -> Iterator[CheckResult]:
@@ -93,7 +96,7 @@ def check_clocks(facts: Facts) -> Iterator[CheckResult]:
     """
     title = "clocks"
     if not facts.clocks:
-        missing = facts.no_clocks or "no collector was asked, and no engine told a time"
+        missing = facts.no_clocks or "no collector (--api) and no engine gave a time"
         yield skipped("path.clock", title, missing, "--api of a collector that has seen hand-offs between the hosts")
         return
     for number, pair in enumerate(facts.clocks):
@@ -124,8 +127,8 @@ def check_lease(facts: Facts) -> CheckResult | None:
             check,
             title,
             seen,
-            why="the lease then lives on D's heartbeats (every sixth of it) alone: one stalled step of D, and P frees blocks "
-            "that are being read. vLLM answers 200 with KV that may be another prompt's",
+            why="only D's heartbeats (every sixth of the lease) then keep the lease: after one stalled step of D, P frees blocks "
+            "that D is reading. vLLM answers 200 with KV that may belong to another prompt",
             do=do,
         )
     if took_s > lease_s / 3:
@@ -133,7 +136,7 @@ def check_lease(facts: Facts) -> CheckResult | None:
             check,
             title,
             seen,
-            why="three such prompts, one after the other on this link, outlast the lease; from there on heartbeats alone hold it",
+            why="three such prompts, one after the other on this link, outlast the lease; then only heartbeats keep it",
             do=do,
         )
     return passed(check, title, seen)
@@ -169,8 +172,8 @@ def _clock(pair: ClockPair, check: str, title: str) -> CheckResult:
             check,
             title,
             f"no offset fits all hand-offs ({pair.by})",
-            why="a clock was set while traffic ran, or evidence was joined wrongly",
-            do="NTP or PTP on both hosts (chronyc tracking)",
+            why="a clock stepped during traffic, or a join is wrong",
+            do="run NTP or PTP on both hosts (chronyc tracking)",
         )
     if low is None or high is None:
         return skipped(check, title, f"bounded on one side only ({pair.by})", "traffic in both directions")
@@ -180,8 +183,8 @@ def _clock(pair: ClockPair, check: str, title: str) -> CheckResult:
             check,
             title,
             seen,
-            why="no duration is affected (no clocks are compared), but logs and traces of both hosts cannot be read side by side",
-            do="NTP or PTP on both hosts (chronyc tracking)",
+            why="durations are right (none compares clocks), but logs and traces of the two hosts do not line up",
+            do="run NTP or PTP on both hosts (chronyc tracking)",
         )
     return passed(check, title, seen)
 

@@ -16,7 +16,7 @@ from handrail_doctor.transports import RDMA, devices, has_rdma, transports
 _ROCE_MTU: Final = 4200  # an Ethernet MTU from which RoCE can use its own 4096
 _SLOW_NIC: Final = 25e9
 _NIXL: Final = ("nixl", "nixl-cu12", "nixl-cu13")
-_COLD: Final = "the first hand-off of a pair waits for UCX to try them: 38 s were measured, and 300 s where one leads nowhere"
+_COLD: Final = "the first hand-off of a pair waits while UCX tries them: 38 s measured, and 300 s if one leads nowhere"
 
 
 def check_rdma(facts: Facts) -> CheckResult:
@@ -24,12 +24,18 @@ def check_rdma(facts: Facts) -> CheckResult:
     check, title = "wire.rdma", "RDMA"
     if not facts.host.here:
         return skipped(
-            check, title, "neither engine is known to run here", "doctor on the engines' hosts (--on says which runs here)"
+            check,
+            title,
+            "no engine runs here, as far as the doctor knows",
+            "doctor on the engines' hosts (--on says which runs here)",
         )
     ports = facts.host.rdma
     if ports is None:
         return skipped(
-            check, title, "; ".join(facts.host.unread) or "sysfs was not read", "/sys of the host, by --root where it is mounted"
+            check,
+            title,
+            "; ".join(facts.host.unread) or "sysfs was not read",
+            "--root with the path where the host's / is mounted",
         )
     active = [port for port in ports if port.active]
     needed = facts.placement is Placement.ACROSS_HOSTS
@@ -40,7 +46,7 @@ def check_rdma(facts: Facts) -> CheckResult:
     if ports:
         shown = ", ".join(map(_state, ports))
         why = "the hand-off falls back to TCP through host memory"
-        do = "ibstat: cable, switch and (InfiniBand) a subnet manager; ip link for RoCE"
+        do = "check ibstat (cable, switch, and a subnet manager for InfiniBand) or ip link for RoCE"
         make = failed if needed else warned
         return make(check, title, f"no port is up: {shown}", why=why, do=do)
     if not needed:
@@ -48,10 +54,11 @@ def check_rdma(facts: Facts) -> CheckResult:
     return failed(
         check,
         title,
-        "no RDMA adapter here, and the engines stand on different hosts",
+        "no RDMA adapter here, and the engines are on different hosts",
         why="KV goes over TCP through host memory; UCX without RDMA took 1800 ms to begin a transfer that takes 0.16 ms with it "
         "(ai-dynamo/dynamo#1314)",
-        do="hosts with RDMA (in a container also its devices: rdma/hca or /dev/infiniband), or prefill and decode on one host",
+        do="use hosts with RDMA (in a container also its devices: rdma/hca or /dev/infiniband), or put "
+        "prefill and decode on one host",
     )
 
 
@@ -68,16 +75,16 @@ def check_rate(facts: Facts) -> CheckResult | None:
             check,
             title,
             f"{', '.join(f'{port.key} has one lane ({_gbps(port)})' for port in single)}",
-            why="a port that lost lanes carries a quarter or less of what it can",
-            do="ibstat and the cable; then ibportstate",
+            why="a port that lost lanes has a quarter of its rate or less",
+            do="check ibstat and the cable, then ibportstate",
         )
     if len(rates) > 1:
         return warned(
             check,
             title,
             ", ".join(f"{port.key} {_gbps(port)}" for port in active),
-            why="a transfer that UCX puts on the slower port takes its time",
-            do="UCX_NET_DEVICES with the fast ports alone, on both engines",
+            why="a transfer on the slower port takes longer",
+            do="set UCX_NET_DEVICES to the fast ports only, on both engines",
         )
     return passed(check, title, f"{len(active)} × {_gbps(active[0])}")
 
@@ -95,7 +102,7 @@ def check_mtu(facts: Facts) -> CheckResult | None:
             title,
             ", ".join(f"{port.key} on {nic.name}: {nic.mtu}" for port, nic in small),
             why="RoCE then sends packets of 1024 bytes or less, and does not reach the line rate",
-            do=f"an MTU of 9000 (at least {_ROCE_MTU}) on both hosts and on every switch between them",
+            do=f"set an MTU of 9000 (at least {_ROCE_MTU}) on both hosts and on every switch between them",
         )
     return passed(check, title, ", ".join(f"{nic.name} {nic.mtu}" for _, nic in found))
 
@@ -125,8 +132,8 @@ def check_gid(facts: Facts) -> CheckResult | None:
             check,
             title,
             "; ".join(bad),
-            why="without a routable GID a connection cannot be made, or only within one network segment",
-            do="an address on the port's interface (ip addr); UCX_IB_GID_INDEX unset, or the index of a RoCE v2 GID (show_gids)",
+            why="without a routable GID UCX cannot connect, or only within one network segment",
+            do="give the port's interface an address (ip addr); unset UCX_IB_GID_INDEX, or set it to a RoCE v2 GID (show_gids)",
         )
     return passed(check, title, f"RoCE v2 on {', '.join(port.key for port in ports)}")
 
@@ -139,11 +146,14 @@ def check_ucx_devices(facts: Facts) -> CheckResult:
     check, title = "wire.ucx_devices", "UCX_NET_DEVICES"
     if not _environments(facts):
         return skipped(
-            check, title, "the engines' environment is not known", "--config with what starts them, or --same-env in their pod"
+            check,
+            title,
+            "the engines' environment is not known",
+            "--config with the file that starts them, or --same-env in their pod",
         )
     sourced_value = _variable(facts, "UCX_NET_DEVICES")
     if sourced_value is None and any(facts.engine(side).set_elsewhere("UCX_NET_DEVICES") for side in SIDES):
-        return skipped(check, title, "it may be set where the engines run", "--same-env in their pod")
+        return skipped(check, title, "it may be set only where the engines run", "--same-env in their pod")
     named = devices(sourced_value.value if sourced_value else None)
     ports, nics = facts.host.rdma or (), {nic.name for nic in facts.host.nics}
     active = [port for port in ports if port.active]
@@ -156,9 +166,10 @@ def check_ucx_devices(facts: Facts) -> CheckResult:
                 title,
                 f"{text}: UCX chooses among {_described(active)}",
                 why=f"the ports are not alike. {_COLD} (sgl-project/sglang#28737)",
-                do="UCX_NET_DEVICES with the ports of the KV network, such as " + ",".join(port.key for port in _fastest(active)),
+                do="set UCX_NET_DEVICES to the ports of the KV network, such as "
+                + ",".join(port.key for port in _fastest(active)),
             )
-        return passed(check, title, f"{text}: any, and there is nothing to confuse")
+        return passed(check, title, f"{text}: any, and all are alike")
     if facts.host.rdma is None:
         return skipped(check, title, f"{text}; the adapters of this host cannot be read")
     if not facts.host.here:
@@ -175,8 +186,8 @@ def check_ucx_devices(facts: Facts) -> CheckResult:
             check,
             title,
             f"{text}: {'; '.join(shown)}",
-            why="UCX finds no way, and each hand-off hangs until its timeout (300 s were seen, sgl-project/sglang#28737)",
-            do=f"devices that are up here: {there}",
+            why="UCX finds no path, and each hand-off hangs until its timeout (300 s in sgl-project/sglang#28737)",
+            do=f"name devices that are up here: {there}",
         )
     return passed(check, title, text)
 
@@ -194,18 +205,18 @@ def check_ucx_tls(facts: Facts) -> CheckResult | None:
     text = f"{sourced_value.value} ({sourced_value.by})"
     lost = []
     if facts.host.gpus.devices and "cuda_copy" not in left:
-        lost.append(("cuda_copy", "UCX cannot touch GPU memory without it, and a transfer fails"))
+        lost.append(("cuda_copy", "without it UCX cannot access GPU memory, and a transfer fails"))
     if facts.placement is Placement.ACROSS_HOSTS and has_rdma(facts) and not left & RDMA:
-        lost.append(("an RDMA transport (rc, dc, ib)", "adapters are up, and KV goes over TCP beside them"))
+        lost.append(("add an RDMA transport (rc, dc, ib)", "adapters are up, but KV goes over TCP"))
     if facts.placement is Placement.SAME_HOST and len(facts.host.gpus.devices) > 1 and not left & (RDMA | {"cuda_ipc"}):
-        lost.append(("cuda_ipc", "GPUs of one host then talk through host memory"))
+        lost.append(("cuda_ipc", "GPUs of one host then copy through host memory"))
     if lost:
         return failed(
             check,
             title,
             f"{text} leaves out {', '.join(name for name, _ in lost)}",
             why="; ".join(why for _, why in lost),
-            do="UCX_TLS unset, which lets UCX choose, or a list that names them",
+            do="unset UCX_TLS, so that UCX chooses, or list them",
         )
     return passed(check, title, text)
 
@@ -228,8 +239,8 @@ def check_nixl(facts: Facts) -> CheckResult | None:
             check,
             title,
             f"{shown}, {backend}",
-            why="two builds of NIXL stand side by side, and which one is loaded depends on the order of imports",
-            do="one of them, in the same version on P and D",
+            why="two builds of NIXL are installed, and the order of imports decides which one loads",
+            do="keep one of them, in the same version on P and D",
         )
     return passed(check, title, f"{shown}, {backend}")
 
@@ -241,7 +252,7 @@ def check_nic(facts: Facts) -> CheckResult | None:
     up = [nic for nic in facts.host.nics if nic.up and nic.physical and nic.bits_per_s]
     check, title = "wire.nic", "network interfaces"
     if not up:
-        return skipped(check, title, "no interface tells its speed (in a container they do not)", "--link-gbps")
+        return skipped(check, title, "no interface shows its speed (in a container none does)", "--link-gbps")
     best = max(up, key=lambda nic: nic.bits_per_s or 0)
     shown = ", ".join(f"{nic.name} {(nic.bits_per_s or 0) / 1e9:g} Gb/s" for nic in up)
     if (best.bits_per_s or 0) < _SLOW_NIC:
@@ -250,7 +261,7 @@ def check_nic(facts: Facts) -> CheckResult | None:
             title,
             shown,
             why="the whole KV of every prompt crosses this interface before its first token",
-            do="handrail kv-size shows how long that takes; RDMA, or prefill and decode on one host",
+            do="use RDMA, or put prefill and decode on one host; handrail kv-size shows how long a transfer takes",
         )
     return passed(check, title, shown)
 

@@ -46,9 +46,13 @@ async def ask_collector(
     except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
         return (), None, f"no collector answers at {base}: {reason(error)}"
     if not isinstance(status, Mapping):
-        return (), None, f"{base} answers, but is no collector"
+        return (), None, f"{base} answers, but is not a collector"
     pairs = clock_pairs(status, base)
-    why = "" if pairs else f"the collector at {base} relates no two hosts' clocks: it saw one host alone, or too few requests"
+    why = (
+        ""
+        if pairs
+        else f"the collector at {base} knows no clock offset between two hosts: it saw only one host, or too few requests"
+    )
     return pairs, traffic(_rows(requests, "requests"), _rows(fetches, "fetches"), base), why
 
 

@@ -107,7 +107,7 @@ async def gather(wanted: Wanted, reader: P2pReader, environment: Mapping[str, st
         traffic=traffic,
         sidecars=wanted.sidecars,
         sizes=found,
-        no_sizes=no_sizes or ("" if found else "no model config was given (--model)"),
+        no_sizes=no_sizes or ("" if found else "no model config (--model)"),
     )
 
 

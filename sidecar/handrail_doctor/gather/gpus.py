@@ -32,16 +32,16 @@ _NVLINK_SPEED: Final = 164  # NVML_FI_DEV_NVLINK_GET_SPEED, MB/s of the link in 
 _MISSING: Final = {
     "NVMLError_LibraryNotFound": (
         "no libnvidia-ml.so.1 here",
-        "the NVIDIA driver; in a container NVIDIA_DRIVER_CAPABILITIES=utility",
+        "install the NVIDIA driver; in a container set NVIDIA_DRIVER_CAPABILITIES=utility",
     ),
     "NVMLError_DriverNotLoaded": ("the NVIDIA kernel driver is not loaded", "modprobe nvidia"),
     "NVMLError_LibRmVersionMismatch": (
         "driver and library are of different versions (an upgrade without a restart)",
-        "a restart of the host, or of the container after the driver was reloaded",
+        "restart the host, or the container after a reload of the driver",
     ),
     "NVMLError_NoPermission": (
-        "no permission to talk to the driver",
-        "the devices /dev/nvidiactl and /dev/nvidia* in the container",
+        "no permission to use the driver",
+        "give the container /dev/nvidiactl and /dev/nvidia*",
     ),
 }
 

@@ -32,7 +32,7 @@ def read_host(here: frozenset[PairSide], reader: P2pReader, root: Path, *, timeo
     """
     stuck = GpusFacts(
         missing=f"NVML has not answered for {timeout_s:g} s: the driver hangs",
-        provide="a look at dmesg (Xid), then a restart of the driver",
+        provide="check dmesg (Xid), then restart the driver",
     )
     others = GpusFacts(missing=f"neither engine runs here: {elsewhere}", provide="doctor on the engines' hosts (--on says which)")
     gpus = others if elsewhere else within(timeout_s, reader.read, stuck)

@@ -26,11 +26,11 @@ async def connect(host: str, port: int, timeout_s: float) -> tuple[Reach, str]:
     try:
         reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout_s)
         data = await asyncio.wait_for(reader.readexactly(_GREETING), min(timeout_s, _GREETS_WITHIN_S))
-        return (Reach.OPEN, "") if data[0] == 0xFF and data[-1] == 0x7F else (Reach.MUTE, "it says something else")
+        return (Reach.OPEN, "") if data[0] == 0xFF and data[-1] == 0x7F else (Reach.MUTE, "it answers something else")
     except asyncio.TimeoutError:
-        return (Reach.SILENT, f"within {timeout_s:g} s") if writer is None else (Reach.MUTE, "it says nothing")
+        return (Reach.SILENT, f"within {timeout_s:g} s") if writer is None else (Reach.MUTE, "it sends nothing")
     except (asyncio.IncompleteReadError, ConnectionResetError):
-        return Reach.MUTE, "it hangs up"
+        return Reach.MUTE, "it closes the connection"
     except ConnectionRefusedError:
         return Reach.REFUSED, "connection refused"
     except socket.gaierror as error:

@@ -122,7 +122,7 @@ def _word(keys: Keys, name: str, word: str) -> str:
         return BOTH
     if word not in _WORDS:
         raise ModelConfigError(
-            f"{name} holds the layer type {word!r}, which is not known here",
+            f"{name} holds the layer type {word!r}, which Handrail does not know",
             where=keys.name,
             valid=", ".join((*_WORDS, "hybrid")),
         )
@@ -240,7 +240,7 @@ def state_layer(keys: Keys, model_type: str, dtype: str) -> Layer:
     made = _STATES.get(model_type)
     if made is None:
         raise ModelConfigError(
-            f"what a layer of {model_type or 'a model without model_type'} keeps as its state is not known here",
+            f"what a layer of {model_type or 'a model without model_type'} keeps as its state is unknown",
             where=keys.name,
             valid=f"one of {', '.join(sorted(_STATES))}",
         )

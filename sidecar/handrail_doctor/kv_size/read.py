@@ -62,15 +62,17 @@ def read_model(path: Path) -> ModelShape:
         hint = f"{valid}; the folder has {', '.join(others)}" if others else valid
         raise ModelConfigError(f"cannot be read: {error.strerror}", where=str(file), valid=hint) from None
     if len(text) > _MOST_BYTES:
-        raise ModelConfigError(f"is larger than {_MOST_BYTES >> 20} MiB: no config.json is", where=str(file), valid=valid)
+        raise ModelConfigError(
+            f"is larger than {_MOST_BYTES >> 20} MiB: no config.json is so large", where=str(file), valid=valid
+        )
     try:
         values = json.loads(text)
     except UnicodeDecodeError:
-        raise ModelConfigError("is no JSON: it is not text", where=str(file), valid=valid) from None
+        raise ModelConfigError("is not JSON: it is not text", where=str(file), valid=valid) from None
     except (ValueError, RecursionError) as error:
-        raise ModelConfigError(f"is no JSON: {error}", where=str(file), valid=valid) from None
+        raise ModelConfigError(f"is not JSON: {error}", where=str(file), valid=valid) from None
     if not isinstance(values, Mapping):
-        raise ModelConfigError("holds no JSON object", where=str(file), valid=valid)
+        raise ModelConfigError("is not a JSON object", where=str(file), valid=valid)
     return shape_of(values, str(file))
 
 
@@ -83,7 +85,7 @@ def shape_of(values: Mapping[str, Any], name: str = CONFIG_FILE) -> ModelShape:
     keys = _text_part(whole)
     if whole.flag("is_encoder_decoder") or keys.flag("is_encoder_decoder"):
         raise ModelConfigError(
-            "an encoder-decoder model: what its cross-attention keeps is not counted here",
+            "an encoder-decoder model: Handrail cannot count the KV of its cross-attention",
             where=name,
             valid="a decoder-only model",
         )
@@ -100,8 +102,8 @@ def shape_of(values: Mapping[str, Any], name: str = CONFIG_FILE) -> ModelShape:
     layers = _layers(keys, model_type, depth, dtype)
     if not known:
         keys.assumed.append(
-            f"architecture {_architecture(whole, keys)!r} (model_type {model_type!r}) is not known here: read as a transformer "
-            "in which every layer attends, by the keys of its config alone"
+            f"architecture {_architecture(whole, keys)!r} (model_type {model_type!r}) is unknown: the size assumes that "
+            "every layer attends, from the keys of its config"
         )
     return ModelShape(
         architecture=_architecture(whole, keys),
@@ -147,8 +149,8 @@ def _refuse_other_rules(keys: Keys, model_type: str) -> None:
     found = sorted(name for name, value in keys.values.items() if value is not None and _OTHER_RULES.search(name))
     if found:
         raise ModelConfigError(
-            f"model_type {model_type or 'missing'!r} is not known here, and {', '.join(found[:6])} say that its layers do more "
-            "than attend: its KV cannot be told from the config",
+            f"model_type {model_type or 'missing'!r} is unknown, and {', '.join(found[:6])} show that its layers do more "
+            "than attend: the config does not give its KV",
             where=keys.name,
             valid="an architecture of docs/kv-size.md; or the bytes and tokens of a running pair (handrail fetches --json)",
         )
@@ -163,7 +165,7 @@ def _dtype(keys: Keys, whole: Keys) -> str:
     if text in ("bfloat16", "float16", "half"):
         return "float16" if text == "half" else text
     reported_text = f"the config says {text}" if text else "the config names no dtype"
-    keys.assumed.append(f"dtype bfloat16: {reported_text}; an engine that is given none (--dtype) chooses a format of 2 bytes")
+    keys.assumed.append(f"dtype bfloat16: {reported_text}; without --dtype an engine chooses a format of 2 bytes")
     return "bfloat16"
 
 
@@ -218,7 +220,7 @@ def _attention(keys: Keys, model_type: str, words: list[str]) -> dict[str, Layer
     latent = keys.optional("kv_lora_rank")
     if latent is not None and model_type not in PLAIN:
         if model_type not in MLA:
-            keys.assumed.append("kv_lora_rank is given, so it is taken to be served as MLA: one latent vector a token")
+            keys.assumed.append("kv_lora_rank is set, so the size assumes MLA: one latent vector a token")
         row = latent + (keys.optional("qk_rope_head_dim", least=0) or 0)
         return {FULL: Layer(kind=LayerKind.MLA, kv_heads=1, key_dim=row)}
     defaults = DEFAULTS.get(model_type, {})
@@ -272,7 +274,7 @@ def _kv_heads(keys: Keys, model_type: str, heads: int) -> int:
     if default is not None:
         return keys.number("num_key_value_heads", default=default, why=_ARCHITECTURE)
     if model_type not in KNOWN:
-        keys.assumed.append(f"num_key_value_heads = {heads}: none is given, so one for each attention head")
+        keys.assumed.append(f"num_key_value_heads = {heads}: the config has none, so one for each attention head")
     return heads
 
 

@@ -204,7 +204,7 @@ def _rank_heads(layer: Layer, tp: int) -> int:
         return layer.kv_heads
     if layer.kv_heads % tp and tp % layer.kv_heads:
         raise ModelConfigError(
-            f"{layer.kv_heads} KV heads cannot be divided among {tp} ranks",
+            f"{layer.kv_heads} KV heads do not divide among {tp} ranks",
             where="--tp",
             valid=f"a divisor or a multiple of {layer.kv_heads}",
         )
@@ -215,7 +215,7 @@ def _state_part(layer: Layer, count: int, tp: int) -> LayerGroupSize:
     for each in layer.state:
         if each.split % tp or (each.groups > 1 and each.groups % tp):
             raise ModelConfigError(
-                f"the {each.name} state of {layer.name} cannot be divided among {tp} ranks",
+                f"the {each.name} state of {layer.name} does not divide among {tp} ranks",
                 where="--tp",
                 valid=f"a divisor of {each.groups if each.groups > 1 else each.split}",
             )
@@ -246,7 +246,7 @@ def _kv_dtype(shape: ModelShape, serving: Serving, dtype: str) -> tuple[str, lis
     query = plain_dtype(serving.kv_dtype)
     if query == AUTO:
         if shape.kv_dtype is not None:
-            return shape.kv_dtype, [f"KV in {shape.kv_dtype}: the checkpoint was quantised with its KV, and auto takes that"]
+            return shape.kv_dtype, [f"KV in {shape.kv_dtype}: the checkpoint has quantised KV, and auto uses that"]
         return dtype, []
     if query not in KV_DTYPES:
         raise _unknown("--kv-dtype", serving.kv_dtype, KV_DTYPES)
@@ -254,7 +254,7 @@ def _kv_dtype(shape: ModelShape, serving: Serving, dtype: str) -> tuple[str, lis
         rows = [layer for layer, _ in shape.layers if layer.by_token and layer.kind is not LayerKind.INDEX]
         if any(layer.kind is not LayerKind.MLA or layer.key_dim != FP8_DS_MLA_LATENT + FP8_DS_MLA_ROPE for layer in rows):
             raise ModelConfigError(
-                f"{FP8_DS_MLA} is for MLA with {FP8_DS_MLA_LATENT} latent and {FP8_DS_MLA_ROPE} rotary numbers alone",
+                f"{FP8_DS_MLA} is for MLA with {FP8_DS_MLA_LATENT} latent and {FP8_DS_MLA_ROPE} rotary numbers only",
                 where="--kv-dtype",
                 valid=", ".join(KV_DTYPES[:-1]),
             )
@@ -264,7 +264,7 @@ def _kv_dtype(shape: ModelShape, serving: Serving, dtype: str) -> tuple[str, lis
 def _unknown(flag: str, given: str, valid: tuple[str, ...]) -> ModelConfigError:
     near = nearest(given, valid)
     hint = f"; did you mean {near}?" if near else ""
-    return ModelConfigError(f"{given!r} is not known here{hint}", where=flag, valid=", ".join(valid))
+    return ModelConfigError(f"{given!r} is unknown{hint}", where=flag, valid=", ".join(valid))
 
 
 def _notes(parts: tuple[LayerGroupSize, ...], serving: Serving) -> list[str]:
@@ -277,10 +277,10 @@ def _notes(parts: tuple[LayerGroupSize, ...], serving: Serving) -> list[str]:
     for part in several:
         if not part.layer.replicated:
             heads = part.layer.kv_heads
-            notes.append(f"{heads} KV heads on {tp} ranks: each is held and moved {tp // heads} times")
+            notes.append(f"{heads} KV heads on {tp} ranks: each exists and moves {tp // heads} times")
             break
     if any(part.layer.kind is LayerKind.CHUNK for part in parts):
-        notes.append("chunked attention: at most one chunk is kept; how much of it depends on where the prompt ends")
+        notes.append("chunked attention keeps at most one chunk; how much depends on where the prompt ends")
     if any(part.layer.kind is LayerKind.STATE for part in parts):
         notes.append("states as with --mamba-cache-dtype auto and without speculative decoding; engines may pad their pages")
     if any(part.layer.window is not None for part in parts) and serving.windowed:

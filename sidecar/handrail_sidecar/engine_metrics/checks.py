@@ -44,13 +44,13 @@ def page_notes(sample: EngineSample, reading: PageReading, expected: Expected) -
             yield PageNote(
                 "saturated",
                 f"{histogram.name}: {share:.1%} of its samples lie above its last bucket ({histogram.bounds[-1]:g}); "
-                f"quantiles there are only known to be larger",
+                f"quantiles there are only lower bounds",
             )
     if reading.invalid.get("poisoned_sum"):
         yield PageNote(
             "poisoned_sum",
-            "the sum of a time is negative: a failed KV load books minus the machine's uptime; its mean and high quantiles are "
-            "not known",
+            "the sum of a time is negative: a failed KV load adds minus the machine's uptime; mean and high quantiles "
+            "are unknown",
         )
 
 
@@ -84,13 +84,11 @@ def _failures(reading: PageReading) -> Iterator[PageNote]:
     if failures and expired is None:
         yield PageNote(
             "failures_mixed",
-            f"{failures:.0f} failed transfers: transport and expiry mixed, this version does not tell them apart",
+            f"{failures:.0f} failed transfers: this version counts transport failures and expiries together",
         )
     moved = reading.count("kv_transfer_bytes")
     if failures and not moved:
-        yield PageNote(
-            "no_transfer_ever", f"{failures:.0f} failures and not one finished transfer: no rate and no size are known"
-        )
+        yield PageNote("no_transfer_ever", f"{failures:.0f} failures and no finished transfer: rate and size are unknown")
 
 
 def _requests(reading: PageReading) -> Iterator[PageNote]:

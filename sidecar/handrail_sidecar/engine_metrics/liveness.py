@@ -96,7 +96,7 @@ class Progress:
             evidence.append(f"counts since {started:.3f} instead of {before:.3f} (unix time)")
         if reset:
             names = sorted({key[0] for key in reset})
-            evidence.append(f"{len(reset)} counters began again: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}")
+            evidence.append(f"{len(reset)} counters restarted: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}")
         if evidence:
             self._engines.clear()
             yield self._event(ProcessEventKind.RESTARTED, at, "; ".join(evidence))

@@ -186,8 +186,8 @@ class Exporter:
         """What is wrong with the spool's disk while evidence goes on; '' for nothing."""
         if self._spool is None or not self._spool.trouble:
             return ""
-        full = "; memory is full as well: new evidence is dropped" if self._spool_full else ""
-        return f"spool {self._settings.folder}: {self._spool.trouble}: evidence goes on from memory{full}"
+        full = "; memory is full as well: the sidecar drops new evidence" if self._spool_full else ""
+        return f"spool {self._settings.folder}: {self._spool.trouble}: the sidecar keeps evidence in memory{full}"
 
     @property
     def lag_ns(self) -> int:

@@ -191,7 +191,7 @@ class Spool:
         except Full:
             pass  # the bound is the reason, not the disk: held batches follow when there is room
         if self._write_trouble:
-            _LOG.warning("spool %s: the disk takes batches again", self._folder)
+            _LOG.warning("spool %s: the disk accepts batches again", self._folder)
             self._write_trouble = ""
         return True
 
@@ -277,7 +277,7 @@ class Spool:
                     self._take_over(record, signal)
                     waiting -= record.next_offset - record.offset
         except (Full, OSError) as error:
-            _LOG.warning("spool %s: not all that waited could be kept: %s", self._folder, error)
+            _LOG.warning("spool %s: some waiting batches are lost: %s", self._folder, error)
         self._held += behind
         self._held_bytes += sum(_size(batch.payload) for batch in behind)
         self._lost_bytes += waiting + log.damaged_bytes
@@ -305,7 +305,7 @@ class Spool:
             self._fail_reading(log, error)
             raise
         if self._read_trouble:
-            _LOG.warning("spool %s: can be read again", self._folder)
+            _LOG.warning("spool %s: readable again", self._folder)
         self._read_trouble, self._failed_reads = "", 0
         return found
 
@@ -320,7 +320,7 @@ class Spool:
     def _fail_reading(self, log: SegmentLog, error: OSError) -> None:
         self.errors += 1
         if not self._read_trouble:
-            _LOG.error("spool %s: cannot be read, tried again: %s", self._folder, error)
+            _LOG.error("spool %s: cannot be read, the sidecar retries: %s", self._folder, error)
         self._read_trouble = _reason(error)
         if error.errno in OUT_OF_DESCRIPTORS:
             return
@@ -328,7 +328,7 @@ class Spool:
         if self._failed_reads >= READ_TRIES:
             following = log.next_segment(self.acknowledged)
             lost = following - self.acknowledged
-            _LOG.error("spool %s: %d bytes are given up after %d tries: %s", self._folder, lost, READ_TRIES, error)
+            _LOG.error("spool %s: dropped %d bytes after %d failed reads: %s", self._folder, lost, READ_TRIES, error)
             self._lost_bytes += lost
             self.acknowledged, self._failed_reads = following, 0
 
@@ -339,7 +339,7 @@ class Spool:
             self._abandon(self._log)
         if not self._write_trouble:
             _LOG.error(
-                "spool %s: %s; evidence goes on from memory, at most %d bytes, until the disk takes it",
+                "spool %s: %s; the sidecar keeps evidence in memory, at most %d bytes, until the disk accepts it",
                 self._folder,
                 error,
                 self._most_held_bytes,

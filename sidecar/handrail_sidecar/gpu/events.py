@@ -45,7 +45,7 @@ class News:
         if before is not None and before.code == problem.code:
             return
         log.warning(
-            "no GPU metrics: %s (NVML code %d); looking again. To repair it: %s", problem.words, problem.code, problem.remedy
+            "no GPU metrics: %s (NVML code %d); the sidecar retries. Remedy: %s", problem.words, problem.code, problem.remedy
         )
         if self._state.sessions and before is None:
             self.event(ProcessEventKind.GPU_LOST, f"no session with NVML: {problem.words}")
@@ -59,7 +59,7 @@ class News:
         for note in state.visible.notes:
             log.warning("GPUs: %s", note)
         named = ", ".join(f"{count} × {product}" for product, count in counts.items())
-        log.info("GPUs: driver %s, %s", state.driver or "not told", named or "none of those asked for")
+        log.info("GPUs: driver %s, %s", state.driver or "unknown", named or "none of the selected GPUs")
         for index, code in failed.items():
             self.lost(f"GPU {index}", code)
         if again:
@@ -69,11 +69,11 @@ class News:
         """Report that a GPU does not answer."""
         reported_failure = failure(code)
         log.warning(
-            "%s: %s (NVML code %d); looking again. To repair it: %s",
+            "%s: %s (NVML code %d); the sidecar retries. Remedy: %s",
             who,
             reported_failure.words,
             code,
-            reported_failure.remedy or "not known",
+            reported_failure.remedy or "unknown",
         )
         self.event(ProcessEventKind.GPU_LOST, f"{who}: {reported_failure.words}")
 
@@ -86,7 +86,7 @@ class News:
         for key in self._state.stuck - before:
             device, ns = hanging[key]
             who = _who(device)
-            log.warning("%s: %s has not returned for %.0f s; all else is read on", who, key[1], ns / 1e9)
+            log.warning("%s: %s has not returned for %.0f s; other reads continue", who, key[1], ns / 1e9)
             self.event(ProcessEventKind.GPU_STUCK, f"{who}: {key[1]} does not return")
         for uuid, call in before - self._state.stuck:
             log.info("GPU %s: %s has returned", uuid, call)

@@ -198,7 +198,7 @@ class DeviceReader:
         except Exception:  # an error of ours in one call must not end the reading of the others
             self._stats.faults += 1
             if self._stats.faults == 1:
-                log.exception("a GPU counter could not be read: %s", task.name)
+                log.exception("reading a GPU counter failed: %s", task.name)
             self._pause(task)
 
     def _pause(self, task: NvmlTask) -> None:

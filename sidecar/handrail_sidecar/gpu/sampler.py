@@ -129,7 +129,7 @@ class Sampler:
                     self._close(nvml)
                     continue
             except Exception:  # an error of ours must not end the sampling for good
-                self._fault("GPUs: the sampler's keeper failed and begins again")
+                self._fault("GPUs: the thread that supervises sampling failed; it starts again")
             self._stop.wait(pause)
             pause = min(pause * 2, _LONGEST_RETRY_S)
 
@@ -152,7 +152,7 @@ class Sampler:
             self.state.opening_since_ns = 0
         if not gpus and not failed:
             self._news.unavailable(
-                NvmlUnavailable(28, "NVML answers and shows no GPU", "give this container the GPU (--gpus, nvidia.com/gpu)")
+                NvmlUnavailable(28, "NVML answers but lists no GPU", "give this container the GPU (--gpus, nvidia.com/gpu)")
             )
             return None
         self._begin(nvml, gpus, failed)
@@ -228,7 +228,7 @@ class Sampler:
             if now - looked_ns > _ROLL_CALL_S * 1e9:
                 looked_ns = now
                 if self._mig_changed(nvml):
-                    log.info("GPUs: MIG devices have changed; looking again")
+                    log.info("GPUs: MIG devices have changed; the sidecar lists them again")
                     return
 
     def _close(self, nvml: Nvml) -> None:

@@ -67,13 +67,13 @@ def _entries(devices: Sequence[Device], named: Sequence[str], reported_by: str, 
     for entry in named:
         if entry.startswith("MIG-GPU-"):
             return Visible(
-                keys=None, variable=reported_by, notes=(f"{reported_by}: {entry!r} is the old form; give the MIG device's UUID",)
+                keys=None, variable=reported_by, notes=(f"{reported_by}: {entry!r} is an old form; use the MIG device's UUID",)
             )
         fits = _fitting(devices, entry, indices=indices)
         if len(fits) == 1 and fits[0] not in keys:
             keys += fits
             continue
-        why = "stands there twice" if len(fits) == 1 else "fits several GPUs" if fits else "is no GPU here"
+        why = "is listed twice" if len(fits) == 1 else "matches several GPUs" if fits else "matches no GPU here"
         if reported_by == CUDA:
             notes.append(f"{CUDA}: {entry!r} {why}: CUDA hides it and all after it")
             break

@@ -142,7 +142,7 @@ class LinkSampler:
                 self._follow(chosen.readers)
                 self.chosen = chosen
             except Exception:
-                self._fault("the links of this host could not be listed")
+                self._fault("listing the links of this host failed")
             if self._stop.wait(self._settings.look_ns / SECOND):
                 return
 

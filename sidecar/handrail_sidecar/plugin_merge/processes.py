@@ -152,9 +152,9 @@ class Processes:
         kind, why = ProcessEventKind.DEAD, "the process is gone"
         if process.stopping_ns is not None:
             kind = ProcessEventKind.STOPPED if process.stops_clean else ProcessEventKind.DEAD
-            why = "it ended as it was told to" if process.stops_clean else "it failed and ended"
+            why = "it ended on request" if process.stops_clean else "it failed and ended"
         elif self._ended_by_its_front(process):
-            kind, why = ProcessEventKind.STOPPED, "its API server was told to end, and ended it"
+            kind, why = ProcessEventKind.STOPPED, "its API server shut down and ended it"
             process.stops_clean, process.stopping_ns = True, process.received_ns
         return self._event(process, kind, process.received_ns, why, bound_ns=silent_ns)
 
@@ -167,11 +167,11 @@ class Processes:
         if (silent or stuck) and received_out and not process.hung:
             process.hung = True
             since_ns = process.received_ns if silent else waits_since_ns
-            why = "says nothing, though its process is not known to be gone" if silent else "steps no more while requests wait"
+            why = "sends nothing, and its process may still run" if silent else "makes no step while requests wait"
             yield self._event(process, ProcessEventKind.HUNG, since_ns, why)
         elif process.hung and not silent and not stuck:
             process.hung = False
-            yield self._event(process, ProcessEventKind.RECOVERED, process.received_ns, "goes on")
+            yield self._event(process, ProcessEventKind.RECOVERED, process.received_ns, "works again")
 
     def _replaced_by(self, process: GuestProcess) -> Iterator[ProcessEvent]:
         """Report a new boot: a start, or the successor of a silent process.
@@ -201,7 +201,7 @@ class Processes:
         lost = process.lost_events - process.lost_reported
         if lost > 0 and (at_once or now_ns - process.lost_reported_ns >= self._limits.lost_every_ns):
             process.lost_reported, process.lost_reported_ns = process.lost_events, now_ns
-            detail = "events that could not be kept or sent"
+            detail = "events that the plugin lost"
             yield self._event(process, ProcessEventKind.PLUGIN_LOST, process.received_ns, detail, count=lost)
 
     def event(self, boot: str, kind: ProcessEventKind, at_ns: int, detail: str) -> Iterator[ProcessEvent]:

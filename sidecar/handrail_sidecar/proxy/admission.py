@@ -84,7 +84,7 @@ class Admission:
         if not self.crowded:
             return ""
         return (
-            f"proxy: {self.streams} streams are open and {self.capacity} fit: beyond that requests get 503; raise the hard limit "
+            f"proxy: {self.streams} of {self.capacity} streams are open: further requests get 503; raise the hard limit "
             "of descriptors (ulimit -Hn, LimitNOFILE=) or proxy.max_streams"
         )
 
@@ -167,7 +167,7 @@ class Admission:
         self.pauses += 1
         now = self._clock()
         if self._paused_at is None or now - self._paused_at >= QUIET_S:
-            log.warning("proxy accepts no connections for now: %s; who connects waits", why)
+            log.warning("proxy pauses accepting: %s; new connections wait", why)
         self._paused_at = now
 
     def resume(self) -> None:

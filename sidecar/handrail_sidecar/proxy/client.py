@@ -202,7 +202,7 @@ class ClientSide(asyncio.Protocol):
                 self.unused_ns = self._waiting_ns
             return False
         if head.method == b"CONNECT":
-            self._refuse_protocol(405, "method_not_allowed", "CONNECT is not spoken here")
+            self._refuse_protocol(405, "method_not_allowed", "CONNECT is not supported")
             return False
         return self._begin(head)
 
@@ -468,7 +468,7 @@ class ClientSide(asyncio.Protocol):
             answered_ns = self.flight.last_read_ns if self.flight is not None else None
             if now - max(self._read_ns, answered_ns or 0) >= settings.idle_timeout_s * 1e9:
                 self.relay.stats.timeouts["body"] += 1
-                what = f"nothing of the request's body came for {settings.idle_timeout_s:g} s"
+                what = f"no byte of the request's body arrived for {settings.idle_timeout_s:g} s"
                 self._give_up(408, "request_timeout", what, EndReason.CLIENT_GONE)
 
     def _head_timed_out(self, limit_s: float) -> None:
@@ -477,7 +477,7 @@ class ClientSide(asyncio.Protocol):
             return
         self.relay.stats.timeouts["head"] += 1
         if self._pending:
-            self._answer(408, "request_timeout", f"the request's head was not whole within {limit_s:g} s")
+            self._answer(408, "request_timeout", f"the request's head was not complete within {limit_s:g} s")
         else:
             self._close()
 

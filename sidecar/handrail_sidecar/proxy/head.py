@@ -97,7 +97,7 @@ def parse_head(raw: bytes) -> RequestHead:
         raise MalformedHeadError("the request's head does not end at its blank line")
     version = parser.get_http_version()
     if version not in ("1.0", "1.1"):
-        raise MalformedHeadError(f"HTTP/{version} is not spoken here")
+        raise MalformedHeadError(f"HTTP/{version} is not supported")
     length, codings, options = None, [], set[bytes]()
     for name, value in seen.headers:
         lowered = name.lower()

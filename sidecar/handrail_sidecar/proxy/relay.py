@@ -56,7 +56,7 @@ One shortage is logged once, however often there is just not enough room.
 """
 
 _WHY = {
-    "streams": "no more fit (raise the hard limit of descriptors: ulimit -Hn, LimitNOFILE=; or proxy.max_streams)",
+    "streams": "no more streams fit (raise the hard limit of descriptors: ulimit -Hn, LimitNOFILE=; or proxy.max_streams)",
     "descriptors": "the system has no descriptor, memory or port for a connection to the upstream",
 }
 
@@ -154,7 +154,7 @@ class Relay:
         self._refused_ns = self.clock()
         if self._refusing == 1:
             log.warning(
-                "proxy refuses streams with 503: %s; %d are open, and further refusals are counted in "
+                "proxy refuses streams with 503: %s; %d are open; further refusals are only counted, in "
                 "handrail_sidecar_proxy_refused_streams_total",
                 _WHY[reason],
                 self.admission.streams,
@@ -162,7 +162,7 @@ class Relay:
 
     def _recovered(self, now: int) -> None:
         if self._refusing and now - self._refused_ns >= RECOVERED_S * 1e9 and not self.admission.crowded:
-            log.info("proxy takes streams again; %d were refused with 503", self._refusing)
+            log.info("proxy accepts streams again; it refused %d with 503", self._refusing)
             self._refusing = 0
 
     # --- records ----------------------------------------------------------------------------------------------------------

@@ -48,8 +48,8 @@ class ProxySettings:
     def __post_init__(self) -> None:
         if "://" in self.upstream_host:
             raise ValueError(
-                f"upstream_host: {self.upstream_host!r}: only plain http upstreams are proxied and the scheme is not written; "
-                "give a host name or address such as 127.0.0.1"
+                f"upstream_host: {self.upstream_host!r}: must be a host name or address without a scheme "
+                "(the proxy forwards plain HTTP), such as 127.0.0.1"
             )
         if self.request_id is None:
             object.__setattr__(self, "request_id", "add" if self.role is Role.EDGE else "pass")

@@ -200,7 +200,7 @@ async def connect(upstream: UpstreamSide, settings: ProxySettings) -> ConnectFai
     except asyncio.CancelledError:
         if not expired:
             raise
-        what = f"did not take the connection within {settings.connect_timeout_s:g} s"
+        what = f"did not accept the connection within {settings.connect_timeout_s:g} s"
         return ConnectFailure(504, "gateway_timeout", what, "connect_timeout")
     except ConnectionRefusedError:
         return ConnectFailure(502, "bad_gateway", "refused the connection", "connection_refused")

@@ -278,7 +278,7 @@ class WorkerPool:
             if what:
                 to(what)
         except Exception:  # an error in one round must not end all reading
-            self._fault("what was read could not be handed over")
+            self._fault("passing on what was read failed")
 
     def _look_back(self, worker: Worker, began_ns: int) -> list[Task]:
         """After a round, check whether the worker has too much to do or is not needed.
@@ -319,7 +319,7 @@ class WorkerPool:
         mine = [task for task in self._tasks if task.worker is worker]
         devices = list(dict.fromkeys(task.device for task in mine))
         if len(devices) > 1:
-            log.info("%s: one thread cannot make all calls in time; each device has its own now", worker.name)
+            log.info("%s: one thread cannot make all calls in time; each device now gets its own thread", worker.name)
         for device in devices[1:]:
             self._begin_worker(worker.group, [task for task in mine if task.device == device])
 
@@ -347,7 +347,7 @@ class WorkerPool:
                 wait_ns = self.check()
                 self._checked()
             except Exception:  # an error must not end the watch over hanging calls
-                self._fault("the watch over hanging calls failed and goes on")
+                self._fault("the watch for hanging calls failed; it continues")
             with self._lock:
                 if not self.stopped:
                     self._changed.wait(wait_ns / 1e9)

@@ -72,7 +72,7 @@ def read_packet(data: bytes) -> Packet:
         raise ValueError("head of wrong types")
     # A record's wall clock time is an event's own time plus their difference: no record has one before 1970 or after 2262.
     if unix_ns < monotonic_ns:
-        raise ValueError("the wall clock stands before the host's start")
+        raise ValueError("the wall clock is before the host's start")
     latest_ns = _MOST_NS - (unix_ns - monotonic_ns)
     read = [
         plugin_datagram_event

@@ -69,7 +69,7 @@ class DcgmSource:
         except NoPageError as problem:
             self.failures += 1
             if self.up or self.scrapes == 1:
-                log.warning("no GPU metrics from %s: %s; looking again", self._settings.url, problem)
+                log.warning("no GPU metrics from %s: %s; the sidecar retries", self._settings.url, problem)
             self.up = False
             return
         self.samples, self.up = self.page.read(page, at), True
@@ -91,7 +91,7 @@ class DcgmSource:
                 await self.scrape()
             except Exception:  # a page is external input
                 self.failures += 1
-                log.exception("a page of dcgm-exporter could not be read")
+                log.exception("reading a page of dcgm-exporter failed")
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), self._settings.interval_s)
 
@@ -99,9 +99,11 @@ class DcgmSource:
         for key in self.page.paused.keys() - self._paused:
             paused = self.page.paused[key]
             after = f" after Xid {paused.xid}" if paused.xid else ""
-            log.warning("GPU %s: DCGM's profiling values have stopped%s while the others go on; restart the exporter", key, after)
+            log.warning(
+                "GPU %s: DCGM's profiling values have stopped%s while the others continue; restart the exporter", key, after
+            )
         for key in self._paused - self.page.paused.keys():
-            log.info("GPU %s: DCGM's profiling values come again", key)
+            log.info("GPU %s: DCGM's profiling values are back", key)
         self._paused = set(self.page.paused)
 
     def _event(self, kind: ProcessEventKind, at_unix_ns: int, detail: str) -> None:

@@ -98,7 +98,7 @@ class _Pipe:
         if self.path != STDIN and not stat.S_ISFIFO(mode):  # something else took its place since the check
             os.close(self._fd)
             self._fd = -1
-            raise OSError(errno.EINVAL, "is no named pipe any more", self.path)
+            raise OSError(errno.EINVAL, "is no longer a named pipe", self.path)
         self._polled = stat.S_ISREG(mode)
         self._loop = asyncio.get_running_loop()
         self._resume()
@@ -142,7 +142,7 @@ class _Pipe:
             return
         except OSError as error:
             self.stats.errors += 1
-            log.warning("log pipe %s is not read any more: %s", self.path, error.strerror or error)
+            log.warning("the sidecar stopped reading log pipe %s: %s", self.path, error.strerror or error)
             data = b""
         if not data:
             self._pause()
@@ -207,7 +207,7 @@ class LogSource:
             pipe.start()
         for tail in self._tails:
             if not await asyncio.to_thread(tail.path.exists):
-                log.info("log file %s is not there yet; it is read from its beginning once it is", tail.path)
+                log.info("log file %s does not exist yet; the sidecar will read it from its beginning", tail.path)
         await self._round()  # from here on, appended lines are read
         self._task = asyncio.create_task(self._run())
 
@@ -290,7 +290,7 @@ class LogSource:
         """
         self.stats.faults += 1
         if self.stats.faults == 1:
-            log.exception("a log line could not be read")
+            log.exception("reading a log line failed")
 
     def _believed(self, head: Head, near_ns: int, now_ns: int, *, live: bool) -> Head:
         """Choose the time of a line: its own, or the time of receipt.
@@ -327,10 +327,10 @@ class LogSource:
 def _tell(tail: FileTail) -> None:
     """Log that a log file became something else, or is a file again."""
     if tail.problem:
-        what = "read it from the start on (a restart)" if "pipe" in tail.problem else "put a file there"
-        log.warning("log file %s %s now: it is not read; %s", tail.path, tail.problem, what)
+        what = "restart the sidecar to read a pipe" if "pipe" in tail.problem else "put a file there"
+        log.warning("log file %s now %s, and the sidecar does not read it: %s", tail.path, tail.problem, what)
     else:
-        log.info("log file %s is read again", tail.path)
+        log.info("the sidecar reads log file %s again", tail.path)
 
 
 def _is_pipe(path: str) -> bool:

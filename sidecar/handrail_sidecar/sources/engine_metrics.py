@@ -154,7 +154,7 @@ class MetricsSource:
         except NoPageError as problem:
             self.stats.failures[problem.kind] = self.stats.failures.get(problem.kind, 0) + 1
             if self.stats.up or self.stats.scrapes == 1:
-                log.warning("no metrics of the engine from %s: %s", self._settings.url, problem)
+                log.warning("no engine metrics from %s: %s", self._settings.url, problem)
             self.stats.up, self.reading = False, None
             for event in self.progress.failed(at, str(problem)):
                 self._tell(event)
@@ -162,7 +162,7 @@ class MetricsSource:
         finally:
             self.stats.seconds = self._monotonic_s() - began
         if not self.stats.up and self.stats.scrapes > 1:
-            log.info("metrics of the engine from %s again", self._settings.url)
+            log.info("engine metrics from %s are back", self._settings.url)
         self.stats.up, self.stats.page_bytes = True, len(page)
         await self._look(page, at)
 
@@ -174,7 +174,7 @@ class MetricsSource:
             except Exception:  # a page is external input: an error in reading one must not end the scraping
                 self.stats.faults += 1
                 if self.stats.faults == 1:
-                    log.exception("a metrics page could not be read")
+                    log.exception("reading a metrics page failed")
             due = max(due + self._settings.interval_s, self._monotonic_s())
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), max(0.0, due - self._monotonic_s()))
@@ -236,7 +236,7 @@ class MetricsSource:
         if reading.invalid and not self._warned_invalid:
             self._warned_invalid = True
             log.warning(
-                "the engine's metrics hold numbers that make no sense (%s); they are left out and counted",
+                "the engine's metrics hold impossible numbers (%s); the sidecar omits and counts them",
                 ", ".join(f"{count} {reason}" for reason, count in sorted(reading.invalid.items())),
             )
 
@@ -312,11 +312,11 @@ def sample_of(reading: PageReading, process: Process, at: int, tracks: CounterTr
 
 def log_report(report: SchemaReport) -> None:
     """Log once which families are on the page and which are not."""
-    log.info("metrics of %s", ", ".join(report.emitters) or "nobody we know")
+    log.info("metrics of %s", ", ".join(report.emitters) or "an unknown engine")
     words = {
         SchemaState.MISSING: "not exported",
         SchemaState.RENAMED: "read under the name of another version",
-        SchemaState.BOTH: "there under two names, the newer one is read",
+        SchemaState.BOTH: "exported under two names, the sidecar reads the newer one",
         SchemaState.UNIT_CHANGED: "in another unit, converted",
         SchemaState.UNKNOWN: "perhaps renamed, not read",
     }

@@ -77,7 +77,7 @@ class LinkSource:
         self._stop.set()
         await task
         if not await asyncio.to_thread(self.sampler.stop, min(drain_seconds, _STOP_S)):
-            log.warning("a read of a link has not returned; its thread is left behind")
+            log.warning("a read of a link has not returned; its thread stays behind")
         await self.hand_on()
 
     async def hand_on(self) -> None:
@@ -115,12 +115,12 @@ class LinkSource:
             return
         if now is ReadState.HUNG:
             self._hung_since[key] = watch.reading_since_ns or self._monotonic()
-            log.warning("link %s: a read of its counters does not return; the other links are read as before", key)
+            log.warning("link %s: a read of its counters does not return; the sidecar still reads the other links", key)
         elif now is ReadState.GONE:
             log.warning("link %s is gone", key)
         elif before is ReadState.HUNG:
             hung_s = (self._monotonic() - self._hung_since.pop(key, self._monotonic())) / SECOND
-            log.info("link %s is read again; a read hung for %.1f s", key, hung_s)
+            log.info("the sidecar reads link %s again; a read hung for %.1f s", key, hung_s)
         else:
             log.info("link %s is back", key)
 
@@ -132,7 +132,7 @@ class LinkSource:
         if any(name == BYTES for name, _ in watch.values):
             return
         reasons = sorted({why.value for why in watch.missing.values()})
-        log.warning("link %s does not say how many bytes it moved (%s): %s", key, ", ".join(reasons), BY_NAME[BYTES].absent)
+        log.warning("link %s has no byte counters (%s): %s", key, ", ".join(reasons), BY_NAME[BYTES].absent)
 
 
 def selection_text(chosen: SelectedLinks) -> str:
@@ -140,12 +140,12 @@ def selection_text(chosen: SelectedLinks) -> str:
     keys = ", ".join(reader.key for reader in chosen.readers)
     parts = [f"links read: {keys}" if keys else "no links to read"]
     if chosen.rdma is not None:
-        reasons = {Why.ABSENT: "no RDMA adapter or its driver is not loaded", Why.DENIED: "RDMA adapters may not be listed"}
+        reasons = {Why.ABSENT: "no RDMA adapter or its driver is not loaded", Why.DENIED: "no permission to list RDMA adapters"}
         parts.append(reasons.get(chosen.rdma, f"RDMA adapters cannot be listed ({chosen.rdma.value})"))
     if chosen.nics is not None:
-        parts.append(f"network interfaces cannot be listed ({chosen.nics.value}); is sysfs mounted? links.sysfs says where")
+        parts.append(f"network interfaces cannot be listed ({chosen.nics.value}); is sysfs mounted? Set links.sysfs")
     if chosen.left_out:
         more = len(chosen.left_out) - _NAMED
         names = ", ".join(chosen.left_out[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-        parts.append(f"left out: {names} (links.devices names what to read)")
+        parts.append(f"not read: {names} (links.devices selects what to read)")
     return "; ".join(parts)

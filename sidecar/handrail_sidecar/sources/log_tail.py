@@ -153,7 +153,7 @@ def open_regular(path: Path) -> int:
 
 def _require_regular(mode: int, path: Path) -> None:
     if not stat.S_ISREG(mode):
-        what = next((name for test, name in _KINDS if test(mode)), "no regular file")
+        what = next((name for test, name in _KINDS if test(mode)), "not a regular file")
         raise NotRegularError(errno.EINVAL, f"is {what}", str(path))
 
 

@@ -260,7 +260,7 @@ def _clear(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise FileExistsError(errno.EEXIST, "stands there and is no socket", str(path))
+        raise FileExistsError(errno.EEXIST, "exists and is not a socket", str(path))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(str(path))

@@ -159,7 +159,7 @@ class ProxySource:
             except Exception:  # an error at one connection must not end the check of all others
                 self.stats.observer_errors += 1
                 if self.stats.observer_errors == 1:
-                    log.exception("proxied connections could not be looked after")
+                    log.exception("checking the proxied connections failed")
         elif self._timer is None:
             return
         self._timer = asyncio.get_running_loop().call_later(min(_TICK_S, self.settings.idle_after_finish_s / 4), self._tick)

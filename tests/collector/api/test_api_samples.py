@@ -93,7 +93,7 @@ async def test_of_a_long_time_there_are_not_more_points_than_that(api: Api) -> N
     [
         ({}, "kind: missing"),
         ({"kind": "cpu"}, "kind: 'cpu' is not valid"),
-        ({"kind": "gpu", "since": "-1m", "until": "-2m"}, "since: not before until"),
+        ({"kind": "gpu", "since": "-1m", "until": "-2m"}, "since: must be before until"),
         ({"kind": "gpu", "hosts": "p0"}, "unknown parameter 'hosts'"),
         ({"kind": "gpu", "every": "often"}, "every: 'often' is not valid"),
         ({"kind": "gpu", "name": "nope"}, "name: no gpu counter is called 'nope'"),

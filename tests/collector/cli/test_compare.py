@@ -109,7 +109,7 @@ def test_folders_are_arms_by_their_names(tmp_path: Path, capsys: pytest.CaptureF
     one, other = stored(tmp_path / "monday"), stored(tmp_path / "tuesday")
     assert main(["compare", str(one), str(other)]) == 0
     text = capsys.readouterr().out
-    assert "▶ tuesday shows no difference from monday" in text
+    assert "▶ tuesday does not differ from monday" in text
     assert main(["compare", f"{one}@{BEFORE}", f"x={other}@{BEFORE},{other}@{AFTER}", "--json"]) == 0
     arms = json.loads(capsys.readouterr().out)["arms"]
     assert [(arm["name"], arm["requests"]) for arm in arms] == [("monday", 300), ("x", 600)]
@@ -117,7 +117,7 @@ def test_folders_are_arms_by_their_names(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_equal_folder_names_become_letters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(stored(tmp_path / "a" / "run")), str(stored(tmp_path / "b" / "run"))]) == 0
-    assert "▶ B shows no difference from A" in capsys.readouterr().out
+    assert "▶ B does not differ from A" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ async def test_a_store_without_columns_says_so(capsys: pytest.CaptureFixture[str
         assert await asyncio.to_thread(main, ["compare", BEFORE, AFTER, "--api", api]) == 1
     finally:
         await server.shutdown()
-    assert "this store gives no columns" in capsys.readouterr().err
+    assert "this store has no columns to offer" in capsys.readouterr().err
 
 
 # --- what is printed ------------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def made_arm(name: str, *, split: bool, ttft_ms: float, gap_ms: float, met: floa
         left=3 if split else 0,
         engines=2,
         gpus=2,
-        gpus_source="engines seen, taken as one GPU each",
+        gpus_source="engines seen, counted as one GPU each",
         gap_unit="chunk",
         gaps=255_000,
         prompt_tokens=8192.0,

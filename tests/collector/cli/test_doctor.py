@@ -159,7 +159,7 @@ def test_nothing_given_is_an_answer(tmp_path: Path, capsys: pytest.CaptureFixtur
     monkeypatch.delenv("HANDRAIL_API", raising=False)
     assert main(["doctor", "--root", str(tmp_path)]) == doctor.EXIT_NOTHING
     out = capsys.readouterr().out
-    assert "cannot be predicted: no model config was given (--model)" in out
+    assert "cannot be predicted: no model config (--model)" in out
     assert "0 fail" in out
     assert "Nothing was checked. Give --prefill URL" in out
 
@@ -227,7 +227,7 @@ def test_what_is_refused_ends_with_2(flags: tuple[str, ...], message: str, capsy
 @pytest.mark.parametrize(
     ("content", "output"),
     [
-        (b"\x7fELF\x02\x80\xff", "cannot be read: it is not UTF-8 text"),
+        (b"\x7fELF\x02\x80\xff", "cannot be read: YAML must be UTF-8 text"),
         (b"a: b\0c", "is not valid YAML: special characters are not allowed"),
         (b"a: [b", "is not valid YAML: expected ',' or ']'"),
     ],

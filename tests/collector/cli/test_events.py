@@ -45,8 +45,8 @@ def event(kind: ProcessEventKind, ago_s: int, role: Role = Role.DECODE, **more: 
 
 EVENTS = [
     event(ProcessEventKind.STARTED, 7200),
-    event(ProcessEventKind.HUNG, 600, detail="says nothing, though its process is not known to be gone"),
-    event(ProcessEventKind.STOPPED, 60, detail="it ended as it was told to", at_bound_ns=2 * S),
+    event(ProcessEventKind.HUNG, 600, detail="sends nothing, and its process may still run"),
+    event(ProcessEventKind.STOPPED, 60, detail="it ended on request", at_bound_ns=2 * S),
     event(ProcessEventKind.DEAD, 30, Role.PREFILL, detail="the process is gone"),
     event(ProcessEventKind.STARTED, 100 * 3600),
 ]
@@ -153,7 +153,7 @@ def test_nothing_known_is_an_answer_and_says_where_it_looked(root: Path, capsys:
     [
         (["--since", "soon"], "soon"),
         (["--limit", "0"], "--limit 0"),
-        (["--since", "-1h", "--until", "-2h"], "since is not before"),
+        (["--since", "-1h", "--until", "-2h"], "since must be before"),
     ],
 )
 def test_an_impossible_query_is_refused(root: Path, flags: list[str], what: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,7 +80,7 @@ def test_what_was_assumed_is_marked(tmp_path: Path, capsys: pytest.CaptureFixtur
         (("--link-gbps", "nan"), "--link-gbps is nan"),
         (("--tp", "0"), "--tp is 0"),
         (("--block-size", "-4"), "--block-size is -4"),
-        (("--tp", "3"), "8 KV heads cannot be divided among 3 ranks"),
+        (("--tp", "3"), "8 KV heads do not divide among 3 ranks"),
         (("--kv-dtype", "fp7"), "did you mean fp8"),
     ],
 )

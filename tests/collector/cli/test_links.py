@@ -151,7 +151,7 @@ def test_where_there_is_none(folder: Path, tmp_path: Path, capsys: Capture) -> N
     ("flags", "output"),
     [
         (("--limit", "0"), "limit: 0 is not between 1 and 1000"),
-        (("--since", "14:00", "--until", "14:00"), "since: not before until"),
+        (("--since", "14:00", "--until", "14:00"), "since: must be before until"),
         (("--since", "lately"), "lately"),
         (("--peers", "p0"), "did you mean --peer"),
     ],

@@ -103,7 +103,7 @@ def test_without_a_command_the_commands_are_shown(capsys: pytest.CaptureFixture[
         pytest.param(["requests", "--since", "soon"], "'soon' is not a time; valid: -15m", id="time"),
         pytest.param(["requests", "--min-ttft", "5"], "'5' is not a duration", id="duration"),
         pytest.param(["requests", "--limit", "0"], "limit: 0 is not between 1 and 10000", id="limit"),
-        pytest.param(["requests", "--since", "now", "--until", "-15m"], "since: later than until", id="times"),
+        pytest.param(["requests", "--since", "now", "--until", "-15m"], "since: must be before until", id="times"),
         pytest.param(["sidecar", "--role", "edge", "--listen", "8000"], "did you mean 127.0.0.1:8000?", id="configuration"),
     ],
 )

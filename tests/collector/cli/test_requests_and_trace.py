@@ -90,7 +90,7 @@ STALE = replace(
     late_ns=21 * S,
     bytes_moved=None,
     transfer_ns=None,
-    evidence=("prefill:plugin read after the lease had ended",),
+    evidence=("prefill:plugin read after the end of the lease",),
 )
 OPEN_FETCH = replace(
     FETCH,
@@ -432,6 +432,6 @@ def test_a_store_without_its_manifest_is_not_called_empty(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert MANIFEST in captured.err
-    assert "put a copy of" in captured.err
+    assert "from a copy" in captured.err
     assert ("data files" in captured.err) == (left != b"garbage\n")
     assert len(captured.err.splitlines()) <= 4

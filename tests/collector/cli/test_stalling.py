@@ -75,7 +75,9 @@ STALLS = (
     stall(
         700, 140, "prefill_coscheduled", 1, accounted_ns=120 * MS, lift=41.3, doubt=0.0002, evidence=("a step ran 4,096 more",)
     ),
-    stall(1900, 1500, "client_backpressure", 2, accounted_ns=1490 * MS, doubt=0.0, evidence=("nothing was read for 1.49 s",)),
+    stall(
+        1900, 1500, "client_backpressure", 2, accounted_ns=1490 * MS, doubt=0.0, evidence=("the client read nothing for 1.49 s",)
+    ),
     stall(3450, 60, "unknown", 3, evidence=("the engine's steps were no longer than usual",)),
 )
 

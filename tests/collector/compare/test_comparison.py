@@ -147,10 +147,8 @@ def test_the_hand_off_is_exact_where_it_was_measured(tmp_path: Path, arms: list[
         pytest.param({"ttft_ms": 1600}, "in prefill", id="prefill-compute"),
         pytest.param({"extra": (phase("decode_queue", 1500, "decode"),)}, "in D's queue", id="decode-queue"),
         pytest.param({"first_step": 1500}, "in D's first step", id="first-step"),
-        pytest.param(
-            {"extra": (phase("unattributed", 1500, "path"),)}, "where nothing was seen (unattributed)", id="unattributed-between"
-        ),
-        pytest.param({"extra": (phase("unattributed", 1500, "prefill"),)}, "where nothing was seen (unattributed)", id="at-p"),
+        pytest.param({"extra": (phase("unattributed", 1500, "path"),)}, "in unattributed time", id="unattributed-between"),
+        pytest.param({"extra": (phase("unattributed", 1500, "prefill"),)}, "in unattributed time", id="at-p"),
         pytest.param({"hops": 700, "queue": 700, "hidden": 700}, "", id="everywhere"),
     ],
 )
@@ -221,7 +219,7 @@ def test_scopes_never_mix(tmp_path: Path, arms: list[Arm]) -> None:
     mixed = [replace(row, scope="decode" if at % 2 else "edge") for at, row in enumerate(rows(600, split=True, seed=7))]
     found = compare([arms[0], Arm(name="mixed", stretches=(stored(tmp_path / "x", mixed),))], GOAL).arms[1]
     assert (found.scope, found.requests) == ("edge", 300)
-    assert "left out, because scopes never mix: 300 of scope decode" in found.notes
+    assert "omitted, because scopes never mix: 300 of scope decode" in found.notes
     only = Arm(name="only", stretches=(stored(tmp_path / "y", [replace(row, scope="decode") for row in mixed]),))
     with pytest.raises(CompareError, match="no scope in common"):
         compare([arms[0], only], GOAL)

@@ -50,7 +50,7 @@ def test_answers_that_failed_do_not_count_as_shorter_work() -> None:
 def test_unknown_facts_are_reported_and_not_compared() -> None:
     blind = arm(1, prompt_tokens=np.full(600, np.nan))
     assert unlike(blind, arm(2, prompt_tokens=np.full(600, 8000.0))) == ()
-    assert unknown(blind) == ("the prompt lengths of most requests are not known",)
+    assert unknown(blind) == ("the prompt lengths of most requests are unknown",)
     assert cached_share(blind) is None
 
 

@@ -127,7 +127,8 @@ def test_of_two_loads_that_were_open_the_counter_cannot_tell_which_and_says_so()
     assert {row.kv_outcome for row in counted_case.rows} == {"unknown"}
     (one,) = counted_case.unexplained
     assert unexplained_detail(one) == (
-        "decode counted 1 kv_transfer_failures within 5 s, while 2 hand-offs were open there, and nothing tells whose they are"
+        "decode counted 1 kv_transfer_failures within 5 s, while 2 hand-offs were open there, and no evidence "
+        "says which of them these are"
     )
 
 
@@ -189,7 +190,7 @@ def test_more_failures_than_requests_that_failed_are_a_finding_where_the_ranks_a
 
 def test_failures_while_nothing_was_open_are_a_finding() -> None:
     (one,) = attribute([], [counted(3)]).unexplained
-    assert unexplained_detail(one).endswith("while no hand-off was known to be open there")
+    assert unexplained_detail(one).endswith("while no known hand-off was open there")
 
 
 def test_an_expiry_that_p_counted_is_that_of_the_only_kv_that_was_kept() -> None:
@@ -206,7 +207,7 @@ def test_A04_what_is_counted_with_expiry_in_it_says_so() -> None:
     grown = {("kv_transfer_failures", "0", "nixl"): 1.0}
     (mixed,) = counted_failures(process(Role.DECODE), grown, grown, EPOCH, EPOCH + 5 * SECOND)
     (row,) = attribute(failed_answer(split_request()), [mixed]).rows
-    assert row.kv_evidence[0].endswith("open there, expiry counted with them")
+    assert row.kv_evidence[0].endswith("open there, including expiry")
     pages = {**grown, ("kv_expired_requests", "0", "nixl"): 0.0}
     (apart,) = counted_failures(process(Role.DECODE), grown, pages, EPOCH, EPOCH + 5 * SECOND)
     assert ("counts", "transport_and_expiry") not in apart.words

@@ -89,7 +89,7 @@ def test_rows_without_a_host_do_not_share_one(tmp_path: Path) -> None:
     scope = scope_of(tmp_path, [replace(row, **nowhere) for row in rows()])  # type: ignore[arg-type]
     assert explained_period(scope.ttft).verdict is TailVerdict.NOTHING
     assert "Nothing stands out" in summary(scope)[0]
-    assert "nobody told their hosts" in summary(scope)[0]
+    assert "their hosts are unknown" in summary(scope)[0]
 
 
 def test_where_all_failed_that_comes_first(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_damage_is_reported_without_the_query_and_with_the_remedy(tmp_path: Path
     reader.close()
     assert "\n" not in str(raised.value)
     assert "SELECT" not in str(raised.value)
-    assert "put a copy in its place" in str(raised.value)
+    assert "restore it from a copy" in str(raised.value)
 
 
 def test_an_unknown_model_is_answered_with_the_nearest(tmp_path: Path) -> None:

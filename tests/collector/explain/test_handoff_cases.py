@@ -73,7 +73,7 @@ def test_A01_eight_stale_reads_of_forty_two_requests_all_with_200() -> None:
     stale = [row for row in found.rows if row.kv_outcome == "stale_read"]
     assert len(stale) == len(ids) == 8
     assert {row.outcome for row in stale} == {"tainted"}
-    assert all("stale_read: blocks were read 21.0 s after P had given them up" in row.findings for row in stale)
+    assert all("stale_read: D read blocks 21.0 s after P released them" in row.findings for row in stale)
     assert sum(row.outcome == "ok" for row in found.rows) == 34
     assert len(stale[0].kv_evidence) == 1  # eight ranks reported it, for one request
 
@@ -262,7 +262,7 @@ def test_A21_a_prefill_that_failed_makes_the_answer_one_that_is_not_counted_as_g
     assert (row.kv_outcome, row.kv_reason, row.outcome, row.status) == ("failed", "prefill_error", "tainted", 200)
     row = stitched(_a21(second)).row("r-2")
     assert (row.kv_outcome, row.kv_reason) == ("failed", "prefill_error")
-    assert "prefill_error: the decode waited 299.98 s on a prefill that had failed" in row.findings
+    assert "prefill_error: the decode waited 299.98 s for a prefill that had failed" in row.findings
 
 
 def test_A21_the_wait_for_a_failed_prefill_is_reported_while_it_lasts() -> None:
@@ -275,7 +275,7 @@ def test_A21_the_wait_for_a_failed_prefill_is_reported_while_it_lasts() -> None:
     del answered
     (row,) = stitched([edge_at, parent], still_open=True).rows
     assert row.version == 0
-    assert "prefill_error: the decode waited 100.00 s on a prefill that had failed" in row.findings
+    assert "prefill_error: the decode waited 100.00 s for a prefill that had failed" in row.findings
 
 
 def test_A23_a_cache_probe_is_no_retry_no_error_and_adds_no_tokens() -> None:

@@ -158,7 +158,7 @@ def test_a_host_pause_is_named_once_with_its_phases(tmp_path: Path) -> None:
     assert set(found.phases) == {"unattributed", "first_step"}
     assert found.phase == found.phases[0]
     output = " ".join(summary(scope_of(tmp_path / "b", rows)))
-    assert "host_pause at d1 (the engine's process stood still for 850 ms on average, in " in output
+    assert "host_pause at d1 (the engine's process paused for 850 ms on average, in " in output
     assert output.count(" at d1 ") == 1, "one cause, not one a phase"
 
 
@@ -215,7 +215,7 @@ def split() -> list[Record]:
 @pytest.mark.parametrize(
     ("doings", "ms"),
     [
-        pytest.param([], (None, None), id="nobody told of any"),
+        pytest.param([], (None, None), id="none known"),
         pytest.param([pause(Role.DECODE, 150, 80)], (None, 80), id="D's"),
         pytest.param([pause(Role.PREFILL, 50, 30)], (30, None), id="P's"),
         pytest.param([pause(Role.DECODE, 100, 80)], (None, 60), id="only while it was there"),

@@ -135,7 +135,7 @@ def test_a_step_that_computed_little_is_no_prefill() -> None:
     records, begins = at_d()
     records += [step(at, 130, prefill_tokens=1, prefill_requests=1) for at in begins]
     assert by_cause(stalls_of(records)) == {"unknown": 12}
-    assert stalls_of(records)[0].evidence == ("a step took long, and ran nothing unusual",)
+    assert stalls_of(records)[0].evidence == ("a step took long, without unusual work",)
 
 
 @pytest.mark.parametrize(("since_ms", "took_ms"), [(0, 80), (-40, 110), (60, 130)], ids=["short", "early", "late"])
@@ -148,7 +148,7 @@ def test_a_step_that_did_not_end_with_the_stall_did_not_hold_it_up(since_ms: flo
     records += [step(at + since_ms, took_ms, prefill_tokens=2048) for at in begins]
     stalls = stalls_of(records)
     assert by_cause(stalls) == {"unknown": 12}
-    assert {stall.evidence for stall in stalls} == {("what the engine's steps computed then does not account for it",)}
+    assert {stall.evidence for stall in stalls} == {("the work of the engine's steps does not explain it",)}
 
 
 def test_a_pause_longer_than_the_prompt_tokens_in_it_is_the_cause() -> None:
@@ -187,7 +187,7 @@ def test_a_request_that_waited_preempted_has_preemption_as_its_cause() -> None:
     own = times(Role.DECODE, 1, 5, 18, 2500, rid="cmpl-req-a-0-0000dddd", parent=seen, preempted=(1025 * MS, 1400 * MS))
     (stall,) = stalls_of([own, seen, *seconds(0, 3000)])
     assert (stall.cause, stall.lift, stall.doubt) == ("preemption", None, 0.0)
-    assert stall.evidence == ("it stood preempted for 375 ms",)
+    assert stall.evidence == ("the request was preempted for 375 ms",)
 
 
 def test_B21_what_the_client_did_not_take_is_the_clients() -> None:
@@ -241,7 +241,7 @@ def test_B24_gaps_beside_others_prefill_and_a_parser_that_held_text_back() -> No
     assert by_cause(early) == {"prefill_coscheduled": 18}
     late = [stall for stall in stalls if stall.index >= 15]
     assert [stall.cause for stall in late] == ["unknown", "unknown"]
-    assert all("a parser may have held it back" in stall.evidence[-1] for stall in late)
+    assert all("a parser may have delayed it" in stall.evidence[-1] for stall in late)
 
 
 def test_the_edge_and_d_see_one_stall_and_their_clocks_need_not_agree() -> None:
@@ -281,7 +281,7 @@ def test_a_stall_that_d_did_not_have_is_none_of_ds_doing() -> None:
     at = 130 + 160 + 3000
     (stall,) = stalls_of([edge, d, *seconds(0, 8000), step(at, 131, prefill_tokens=2048)])
     assert (stall.cause, stall.at) == ("unknown", "path")
-    assert stall.evidence == ("the engine's own stream went on: it was lost between there and the witness",)
+    assert stall.evidence == ("the engine's own stream continued: the delay is between the engine and the observer",)
 
 
 def test_a_pause_of_the_sidecar_at_the_edge_is_the_edges() -> None:
@@ -296,7 +296,7 @@ def test_a_pause_of_the_sidecar_at_the_edge_is_the_edges() -> None:
 def test_without_a_plugin_the_missing_evidence_is_named() -> None:
     (stall,) = stalls_of([stream(Role.DECODE, 0, 20, [10] * 300 + [130] + [10] * 300)])
     assert (stall.cause, stall.lift, stall.doubt) == ("unknown", None, None)
-    assert stall.evidence == ("the engine does not tell what its steps run: the plugin would",)
+    assert stall.evidence == ("the content of the engine's steps is unknown: the plugin reports it",)
 
 
 def test_streams_without_stalls_tell_none() -> None:

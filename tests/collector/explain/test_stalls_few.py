@@ -115,7 +115,7 @@ def test_bursts_are_named_where_half_of_the_steps_take_five_times_as_long() -> N
     assert len(slow) >= 15
     assert sum(row.cause == "prefill_coscheduled" for row in slow) >= 0.9 * len(slow)
     assert {row.cause for row in rows} <= {"prefill_coscheduled", "unknown"}
-    stall_rows = [row for row in slow if row.evidence[0].endswith(" ms in its quicker steps)")]
+    stall_rows = [row for row in slow if row.evidence[0].endswith(" for as many)")]
     assert len(stall_rows) >= 0.8 * len(slow)  # the first stalls come before the quicker steps are known
 
 

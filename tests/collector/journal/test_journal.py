@@ -400,7 +400,7 @@ async def test_follower_waits_for_descriptors(code: int, caplog: pytest.LogCaptu
     assert [entry.payload for entry in found] == [b"0", b"1", b"2"]
     assert files.short == 0
     assert [record.message for record in caplog.records] == [
-        f"the journal cannot be read for now: {os.strerror(code)}; tried again every 0.1 s"
+        f"reading the journal fails: {os.strerror(code)}; the collector retries every 0.1 s"
     ]
     await journal.shutdown()
 

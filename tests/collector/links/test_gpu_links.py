@@ -101,7 +101,7 @@ def test_over_NVLink_with_the_line_rate_of_the_GPU() -> None:
     [
         ("cuda_ipc", Transport.PCIE, None),
         ("sysv", Transport.HOST_STAGED, None),
-        (None, Transport.PCIE, "whether from GPU to GPU or through host memory, these counters cannot tell"),
+        (None, Transport.PCIE, "these counters do not show whether from GPU to GPU or through host memory"),
     ],
 )
 def test_over_PCIe_the_log_tells_peer_to_peer_from_host_memory(

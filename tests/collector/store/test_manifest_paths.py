@@ -101,7 +101,7 @@ def test_retention_removes_nothing_outside(tmp_path: Path, path: str) -> None:
 
 def refused(store: Path, outside: Path) -> None:
     before = (store / MANIFEST).read_bytes()
-    with pytest.raises(StoreDamagedError, match="where no data file of a store lies") as error:
+    with pytest.raises(StoreDamagedError, match="which is no place for a data file") as error:
         StorePublisher(store).open()
     assert is_printable(str(error.value).replace("\n", ""))
     with pytest.raises(StoreDamagedError):

@@ -82,7 +82,7 @@ def test_a_damaged_manifest_removes_nothing_and_is_refused(tmp_path: Path, damag
     left = DAMAGES[damage](manifest.read_bytes())
     manifest.unlink() if left is None else manifest.write_bytes(left)
     for _ in range(2):
-        with pytest.raises(StoreDamagedError, match=r"manifest\.jsonl.*put a copy of .* nothing was removed"):
+        with pytest.raises(StoreDamagedError, match=r"manifest\.jsonl.*restore .* from a copy.* Handrail removed nothing"):
             StorePublisher(tmp_path).open()
     assert contents(tmp_path) == files
     assert (manifest.read_bytes() if manifest.exists() else None) == left

@@ -237,7 +237,7 @@ def test_beyond_the_quota_the_oldest_days_go_with_a_warning_and_never_the_open_o
     tiny.run_pass()
     tiny.run_pass()
     assert store.reader.requests(EVERYTHING) == rows[3:]
-    assert caplog.text.count("the open day alone") == 1
+    assert caplog.text.count("the current day alone") == 1
 
 
 def test_a_step_of_the_wall_clock_costs_nothing_within_an_hour(store: Kept, caplog: pytest.LogCaptureFixture) -> None:
@@ -262,7 +262,7 @@ def test_a_step_of_the_wall_clock_costs_nothing_within_an_hour(store: Kept, capl
     assert after(2) > 0
     steps = [record.message for record in caplog.records if "stepped" in record.message]
     assert steps == [
-        f"the wall clock stepped by {sign}315619200 s: nothing leaves the store by its age for an hour" for sign in ("", "-", "")
+        f"the wall clock stepped by {sign}315619200 s: retention by age pauses for an hour" for sign in ("", "-", "")
     ]
 
 

@@ -185,7 +185,7 @@ async def test_a_port_that_says_nothing() -> None:
         await reader.read()
 
     async with listening(mute) as port:
-        assert await connect("127.0.0.1", port, 2.0) == (Reach.MUTE, "it says nothing")
+        assert await connect("127.0.0.1", port, 2.0) == (Reach.MUTE, "it sends nothing")
 
 
 async def test_ports_that_cannot_be_reached() -> None:
@@ -263,7 +263,7 @@ async def test_a_collector_that_relates_no_clocks_is_queried_all_the_same() -> N
     async with serving(answers) as url:
         clocks, _, why = await ask_collector(url, 5.0)
     assert clocks == ()
-    assert why.startswith(f"the collector at {url} relates no two hosts' clocks")
+    assert why.startswith(f"the collector at {url} knows no clock offset between two hosts")
 
 
 @pytest.mark.parametrize(

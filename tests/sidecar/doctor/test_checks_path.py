@@ -69,9 +69,9 @@ def otlp(*targets: OtlpTarget) -> list[CheckResult]:
 
 def test_G10_the_mistake_is_named() -> None:
     (finding,) = otlp(
-        OtlpTarget(name="--otlp", endpoint="https://c:4318", problem="https://c:4318: TLS was spoken to a plaintext port")
+        OtlpTarget(name="--otlp", endpoint="https://c:4318", problem="https://c:4318: TLS was sent to a plaintext port")
     )
-    assert (finding.verdict, finding.seen) == (CheckStatus.FAIL, "https://c:4318: TLS was spoken to a plaintext port")
+    assert (finding.verdict, finding.seen) == (CheckStatus.FAIL, "https://c:4318: TLS was sent to a plaintext port")
 
 
 def test_endpoints_are_numbered() -> None:

@@ -33,7 +33,7 @@ async def test_nothing_at_all(tmp_path: Path) -> None:
     facts = await look(tmp_path)
     assert facts.placement is Placement.UNKNOWN
     assert facts.sizes is None
-    assert facts.no_sizes == "no model config was given (--model)"
+    assert facts.no_sizes == "no model config (--model)"
     assert facts.side_channels == ()
     assert facts.host.here == frozenset()
 
@@ -162,7 +162,7 @@ async def test_a_model_that_lies_on_this_host_is_read_without_being_named(tmp_pa
 async def test_a_model_that_cannot_be_served_so_is_a_reason(tmp_path: Path) -> None:
     facts = await look(tmp_path, model=CONFIGS / "qwen2.5-7b.json", started=started(tp=3))
     assert facts.sizes is None
-    assert "4 KV heads cannot be divided among 3 ranks" in facts.no_sizes
+    assert "4 KV heads do not divide among 3 ranks" in facts.no_sizes
 
 
 async def test_every_otlp_endpoint_is_tried_once(tmp_path: Path) -> None:

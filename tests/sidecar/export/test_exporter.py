@@ -298,7 +298,7 @@ async def test_a_disk_that_fails_for_good_lets_all_through_numbered_and_says_so(
         await sending.take(Signal.TRACES, tapped(number))
     await collector.until(spans=40)
     assert sending.degraded.startswith("spool spool: ")
-    assert sending.degraded.endswith(": evidence goes on from memory")
+    assert sending.degraded.endswith(": the sidecar keeps evidence in memory")
     assert sending.spool_errors > 0
     await sending.shutdown(10)
     assert seqs(collector) == list(range(1, sending.stats.batches_spooled + 1))
@@ -340,7 +340,8 @@ async def test_spans_beyond_memory_are_counted_and_reported(collector: Collector
         sending.flush()
         number += 1
     assert sending.degraded == (
-        "spool spool: Read-only file system: evidence goes on from memory; memory is full as well: new evidence is dropped"
+        "spool spool: Read-only file system: the sidecar keeps evidence in memory; memory is full as well: the "
+        "sidecar drops new evidence"
     )
     await sending.shutdown(0.01)
     assert (

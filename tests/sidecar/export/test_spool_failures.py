@@ -235,7 +235,7 @@ def test_a_folder_deleted_or_replaced_costs_nothing_and_is_made_again(
     spool.close()
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
         f"spool {folder}: [Errno 2] deleted or replaced while in use: {str(_gone(lose, folder))!r}; "
-        f"evidence goes on from memory, at most {MIB} bytes, until the disk takes it"
+        f"the sidecar keeps evidence in memory, at most {MIB} bytes, until the disk accepts it"
     ]
 
 
@@ -276,8 +276,8 @@ def test_an_episode_is_logged_once_and_its_end_once(caplog: pytest.LogCaptureFix
         files.failing = {}
         assert spool.repair()
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"] * 2
-    assert "Read-only file system; evidence goes on from memory" in caplog.text
-    assert "the disk takes batches again" in caplog.text
+    assert "Read-only file system; the sidecar keeps evidence in memory" in caplog.text
+    assert "the disk accepts batches again" in caplog.text
 
 
 def test_dropped_segments_give_their_descriptors_and_bytes_back(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_the_environment_says_which(environment: dict[str, str], keys: tuple[str
 
 def test_a_wrong_entry_is_reported() -> None:
     (note,) = visible(HOST, {"CUDA_VISIBLE_DEVICES": "0,7"}).notes
-    assert note == "CUDA_VISIBLE_DEVICES: '7' is no GPU here: CUDA hides it and all after it"
+    assert note == "CUDA_VISIBLE_DEVICES: '7' matches no GPU here: CUDA hides it and all after it"
 
 
 def test_indices_of_cuda_are_nvmls_only_where_all_gpus_are_alike_or_the_order_is_pcis() -> None:
@@ -66,4 +66,4 @@ def test_the_old_form_of_mig_names_nothing() -> None:
 def test_the_setting_wins_and_a_wrong_entry_there_hides_only_itself() -> None:
     found = visible(HOST, {"CUDA_VISIBLE_DEVICES": "0"}, ["7", "1", "GPU-ccc3"])
     assert (found.keys, found.variable) == (("GPU-aab2", "GPU-ccc3"), "gpu.devices")
-    assert found.notes == ("gpu.devices: '7' is no GPU here",)
+    assert found.notes == ("gpu.devices: '7' matches no GPU here",)

@@ -188,7 +188,7 @@ def test_fields_that_an_unknown_architecture_leaves_out_are_reported() -> None:
     "key", ["mamba_d_state", "ssm_state_size", "linear_num_key_heads", "attn_type_list", "compress_ratios", "swa_heads"]
 )
 def test_an_unknown_architecture_with_other_layers_is_refused(key: str) -> None:
-    with pytest.raises(ModelConfigError, match=f"'novel' is not known here, and {key} say") as refused:
+    with pytest.raises(ModelConfigError, match=f"'novel' is unknown, and {key} show") as refused:
         shape_of(config(model_type="novel", **{key: 16}))
     assert "docs/kv-size.md" in refused.value.valid
 
@@ -196,7 +196,7 @@ def test_an_unknown_architecture_with_other_layers_is_refused(key: str) -> None:
 def test_an_unknown_architecture_with_a_latent_is_taken_for_mla_and_reported_so() -> None:
     shape = shape_of(config(model_type="novel", kv_lora_rank=512, qk_rope_head_dim=64))
     assert kinds(shape) == {LayerKind.MLA: 8}
-    assert any("taken to be served as MLA" in note for note in shape.assumed)
+    assert any("so the size assumes MLA" in note for note in shape.assumed)
 
 
 def test_minicpm3_is_not_served_as_mla() -> None:
@@ -224,7 +224,7 @@ def test_an_encoder_decoder_is_refused() -> None:
         ({"hidden_size": float("nan")}, "hidden_size is nan"),
         ({"layer_types": ["full_attention"]}, "layer_types names 1 layers of 8"),
         ({"layer_types": "full"}, "must be a list of words"),
-        ({"layer_types": ["psychic"] * 8}, "the layer type 'psychic', which is not known"),
+        ({"layer_types": ["psychic"] * 8}, "the layer type 'psychic', which Handrail does not know"),
         ({"hybrid_override_pattern": "M-x", "model_type": "nemotron_h"}, "hybrid_override_pattern is 'M-x'"),
         ({"use_sliding_window": "yes"}, "use_sliding_window is 'yes': must be true or false"),
         ({"model_type": "llama4", "attention_chunk_size": 8, "no_rope_layers": [1]}, "no_rope_layers names 1 layers of 8"),
@@ -283,7 +283,7 @@ def test_a_folder_is_read_by_its_config(tmp_path: Path) -> None:
         pytest.param(None, "cannot be read", id="absent"),
         pytest.param(b"", "is no JSON", id="empty"),
         pytest.param(b"\xff\xfe{", "is no JSON", id="not-text"),
-        pytest.param(b"[]", "holds no JSON object", id="a-list"),
+        pytest.param(b"[]", "is not a JSON object", id="a-list"),
         pytest.param(b"[" * 100_000, "is no JSON", id="deep"),
         pytest.param(b" " * (16 * 2**20 + 1), "larger than 16 MiB", id="huge"),
     ],

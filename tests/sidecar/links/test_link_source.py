@@ -146,7 +146,7 @@ async def test_a_port_whose_bytes_cannot_be_read_is_reported_once_with_the_cure(
     caplog.set_level(logging.INFO)
     async with source(sysfs, Taker()) as made:
         await until(lambda: bool(made.sampler.watches) and made.sampler.watches["mlx5_0/1"].stats.reads > 10, made)
-    lines = [record.getMessage() for record in caplog.records if "does not say how many bytes" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "has no byte counters" in record.getMessage()]
     assert len(lines) == 1
     assert "newer firmware" in lines[0]
 
@@ -166,7 +166,7 @@ def test_the_sampled_links_are_logged_in_one_line(sysfs: FakeSysfs) -> None:
         sysfs.add_nic(f"veth{number:02d}", real=False)
     line = selection_text(choose(sysfs.root))
     assert line.startswith("links read: eth0; ")
-    assert line.endswith("veth06, veth07 and 4 more (links.devices names what to read)")
+    assert line.endswith("veth06, veth07 and 4 more (links.devices selects what to read)")
 
 
 def test_a_class_that_may_not_be_listed(sysfs: FakeSysfs) -> None:

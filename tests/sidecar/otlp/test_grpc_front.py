@@ -184,7 +184,7 @@ async def test_log_names_the_sender_not_the_front(tmp_path: Path, caplog: pytest
             await client.send(Signal.TRACES, BATCH)
     lines = [record.getMessage() for record in caplog.records if record.name == "handrail.security.tokens"]
     assert lines == [
-        "otlp_grpc: a request from 127.0.0.1 was turned away: a token is wanted: Authorization: Bearer TOKEN (said once a host)"
+        "otlp_grpc: refused a request from 127.0.0.1: a token is required: Authorization: Bearer TOKEN (logged once a host)"
     ]
 
 

@@ -113,10 +113,10 @@ async def test_a_receiver_that_takes_it() -> None:
         # An unusual port does not show the protocol: the message names it, for both.
         wrong = await checked(f"http://127.0.0.1:{server.grpc_address[1]}")
         assert wrong is not None
-        assert "HTTP was spoken to a gRPC port" in wrong
+        assert "HTTP was sent to a gRPC port" in wrong
         wrong = await checked(f"grpc://127.0.0.1:{server.http_address[1]}")
         assert wrong is not None
-        assert "gRPC was spoken to an HTTP port" in wrong
+        assert "gRPC was sent to an HTTP port" in wrong
     finally:
         await server.shutdown()
 
@@ -124,11 +124,11 @@ async def test_a_receiver_that_takes_it() -> None:
 @pytest.mark.parametrize(
     ("status", "word"),
     [
-        (401, "wants authentication"),
-        (403, "wants authentication"),
+        (401, "requires authentication"),
+        (403, "requires authentication"),
         (404, "path is wrong or missing"),
         (405, "takes no POST"),
-        (503, "takes nothing for now"),
+        (503, "accepts nothing for now"),
         (400, "refuses an empty export"),
     ],
 )
@@ -143,8 +143,8 @@ async def test_http_answers(status: int, word: str) -> None:
 @pytest.mark.parametrize(
     ("code", "word"),
     [
-        (grpc.StatusCode.UNAUTHENTICATED, "wants authentication"),
-        (grpc.StatusCode.PERMISSION_DENIED, "wants authentication"),
+        (grpc.StatusCode.UNAUTHENTICATED, "requires authentication"),
+        (grpc.StatusCode.PERMISSION_DENIED, "requires authentication"),
         (grpc.StatusCode.UNIMPLEMENTED, "no OTLP trace service"),
     ],
     ids=lambda value: getattr(value, "name", ""),
@@ -190,11 +190,11 @@ async def test_tls_to_a_plaintext_port() -> None:
     async with http_server(200) as port:
         line = await checked(f"https://127.0.0.1:{port}", ca=True)
         assert line is not None
-        assert f"TLS was spoken to a plaintext port: write http://127.0.0.1:{port}" in line
+        assert f"TLS was sent to a plaintext port: write http://127.0.0.1:{port}" in line
     async with grpc_server(None) as port:
         line = await checked(f"grpcs://127.0.0.1:{port}", ca=True)
         assert line is not None
-        assert f"TLS was spoken to a plaintext port: write grpc://127.0.0.1:{port}" in line
+        assert f"TLS was sent to a plaintext port: write grpc://127.0.0.1:{port}" in line
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
@@ -252,9 +252,9 @@ METRICS = OtlpMetricsConfig().client("grpc://127.0.0.1:4317").names
             METRICS,
             "give a token: a header authorization=Bearer TOKEN in otlp_metrics.headers",
             "set otlp_metrics.ca_file to the CA that signed it",
-            "and there is none to show",
+            "and none is set",
         ),
-        (NAMELESS, "and no token is sent", "only the system's authorities count", "and there is none to show"),
+        (NAMELESS, "and Handrail sends no token", "only the system's authorities count", "and none is set"),
     ],
     ids=["collector", "metrics", "forward"],
 )
@@ -277,9 +277,9 @@ def test_the_remedy_of_a_refusal_uses_the_senders_own_names() -> None:
         ClientSecurity(parse_endpoint("http://c:4318"), ClientSettings(endpoint="http://c:4318", names=names))
         for names in (OWN, METRICS, NAMELESS)
     )
-    assert own.remedy(refusals[0]) == "give a token that it takes: collector.token_file"
-    assert metrics.remedy(refusals[0]) == "give a token that it takes: otlp_metrics.headers"
-    assert none.remedy(refusals[0]) == "none can be given here"
+    assert own.remedy(refusals[0]) == "set a token that it accepts: collector.token_file"
+    assert metrics.remedy(refusals[0]) == "set a token that it accepts: otlp_metrics.headers"
+    assert none.remedy(refusals[0]) == "no setting holds a token here"
     assert "collector.cert_file" in own.remedy(refusals[1])
     assert "cert_file" not in metrics.remedy(refusals[1])
     assert none.remedy(refusals[1]).startswith("the system's authorities")

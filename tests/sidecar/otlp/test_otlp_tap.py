@@ -106,7 +106,7 @@ async def test_a_full_spool_is_reported_to_the_engine() -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.7", "::", "example.org", ""])
 @pytest.mark.parametrize("which", ["grpc", "http"])
 def test_anything_but_loopback_is_refused(host: str, which: str) -> None:
-    with pytest.raises(ValueError, match=r"anyone who reaches this port.*valid: 127\.0\.0\.1, ::1, localhost"):
+    with pytest.raises(ValueError, match=r"everyone who reaches this port.*valid: 127\.0\.0\.1, ::1, localhost"):
         tap_of(Keeping().consume, **{which: (host, 0)})
 
 

@@ -92,7 +92,7 @@ def test_stream_costs_two_descriptors_from_its_admission_on() -> None:
             found.opening()  # half of them have their upstream connection
     assert taken == fit
     assert found.crowded
-    assert f"{fit} streams are open and {fit} fit" in found.problem()
+    assert f"{fit} of {fit} streams are open" in found.problem()
 
 
 def test_reserve_is_nobodys_and_a_small_limit_keeps_a_quarter() -> None:
@@ -219,7 +219,7 @@ async def test_stream_that_does_not_fit_gets_503_and_the_others_go_on(caplog: py
                 record = await proxy.recorded(count)
                 assert (record.outcome, record.status, record.error_type) == (Outcome.HTTP_ERROR, 503, "streams")
             assert proxy.source.stats.refused_streams == {"streams": 3, "descriptors": 0}
-            assert "2 streams are open and 2 fit" in proxy.source.problem()
+            assert "2 of 2 streams are open" in proxy.source.problem()
             assert upstream.connections == 2
             go_on.set()
             for peer in (first, second):

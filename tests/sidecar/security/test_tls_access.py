@@ -91,7 +91,7 @@ async def test_every_path_but_health_wants_a_token(setup: Setup) -> None:
         for path in ("/", "/metrics", "/api/v1/requests", "/api/v1/status", "/nowhere"):
             async with session.get(url + path, ssl=context) as answer:
                 assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, 'Bearer realm="handrail"')
-                assert (await answer.json())["error"]["what"] == "a token is wanted: Authorization: Bearer TOKEN"
+                assert (await answer.json())["error"]["what"] == "a token is required: Authorization: Bearer TOKEN"
         for path in ("/healthz", "/readyz"):
             async with session.get(url + path, ssl=context) as answer:
                 assert answer.status == 200
@@ -126,7 +126,7 @@ async def test_a_refused_client_gets_the_reason_and_the_remedy(setup: Setup, cap
     async with api(setup) as url:
         code, output = await report(url, *ca)
         assert code == 1
-        assert "a token is wanted" in output
+        assert "a token is required" in output
         assert "--token-file FILE (or HANDRAIL_API_TOKEN_FILE)" in output
         code, output = await report(url, *token)
         assert code == 1
@@ -145,7 +145,7 @@ async def test_a_refused_client_gets_the_reason_and_the_remedy(setup: Setup, cap
     async with api(setup, client_ca=True) as url:
         code, output = await report(url, *ca, *token)
         assert code == 1
-        assert "a client certificate is wanted" in output
+        assert "a client certificate is required" in output
         assert "--cert-file FILE and --key-file FILE" in output
         code, output = await report(url, *ca, *token, "--cert-file", stranger.cert, "--key-file", stranger.key)
         assert code == 1
@@ -157,7 +157,7 @@ async def test_the_doctor_is_let_in(setup: Setup) -> None:
     context = client_identity(setup.ca.file, None, None, use="test").value.context
     async with api(setup) as url:
         _, traffic, why = await ask_collector(url, 5.0, Access(context, {"Authorization": f"Bearer {TOKEN}"}))
-        assert "relates no two hosts' clocks" in why
+        assert "knows no clock offset between two hosts" in why
         _, traffic, why = await ask_collector(url, 5.0, Access(context))
         assert traffic is None
         assert "HTTP 401" in why

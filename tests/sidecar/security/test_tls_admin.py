@@ -65,13 +65,13 @@ async def test_only_health_is_open(client_ca: bool, tmp_path: Path) -> None:
         assert 'handrail_secret_reloads_total{outcome="taken",use="server"} 0.0' in page
         status, challenge, page = await get(f"{url}/metrics", ca, certified=client_ca)
         assert (status, challenge) == (401, 'Bearer realm="handrail"')
-        assert page == "a token is wanted: Authorization: Bearer TOKEN\n"
+        assert page == "a token is required: Authorization: Bearer TOKEN\n"
         status, challenge, _ = await get(f"{url}/metrics", ca, certified=client_ca, token="wrong-wrong-wrong")
         assert (status, challenge) == (401, 'Bearer realm="handrail", error="invalid_token"')
         if client_ca:
             status, challenge, page = await get(f"{url}/metrics", ca, token=TOKEN)
             assert (status, challenge) == (403, "")
-            assert "a client certificate is wanted here" in page
+            assert "a client certificate is required here" in page
         assert (await get(f"{url}/nothing", ca, certified=client_ca))[0] == 401  # not even which paths exist
 
 

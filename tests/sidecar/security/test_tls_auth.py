@@ -129,7 +129,7 @@ def test_each_host_is_logged_once(caplog: pytest.LogCaptureFixture, tmp_path: Pa
     for host in [*("10.0.0.7",) * 3, *(f"10.0.1.{number}" for number in range(100))]:
         guard.log_denial(denied, host)
     assert len(caplog.records) == 64
-    assert "otlp_http: a request from 10.0.0.7 was turned away: a token is wanted" in caplog.records[0].getMessage()
+    assert "otlp_http: refused a request from 10.0.0.7: a token is required" in caplog.records[0].getMessage()
 
 
 @given(st.lists(st.text(max_size=8), max_size=5), st.text(max_size=8))

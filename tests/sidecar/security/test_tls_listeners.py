@@ -128,12 +128,13 @@ def test_open_listeners_are_logged_at_start(tmp_path: Path, caplog: pytest.LogCa
         return [record.getMessage() for record in caplog.records]
 
     assert statement(protection(ca)) == [
-        "tap (otlp_grpc) on 0.0.0.0:4317 lets in whoever reaches it: set auth.token_file or tls.client_ca_file"
+        "tap (otlp_grpc) on 0.0.0.0:4317 accepts every client that can reach it: set auth.token_file or tls.client_ca_file"
     ]
     assert statement(protection(ca, token=token)) == []
     assert statement(protection(ca, client_ca=True)) == []
     assert statement(protection(ca, plaintext=("tap",))) == [
-        "tap (otlp_grpc) on 0.0.0.0:4317 speaks no TLS, as plaintext says: only a network that is trusted may reach it"
+        "tap (otlp_grpc) on 0.0.0.0:4317 listens without TLS, as the setting plaintext allows: only a "
+        "trusted network may reach it"
     ]
 
 
@@ -164,7 +165,10 @@ def test_unusable_files_are_reported_with_setting_path_and_remedy(tmp_path: Path
         ((b"", key), f"{at} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)"),
         ((key, key), f"{at} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)"),
         ((cert, cert), f"{key_at} holds no private key in PEM (-----BEGIN PRIVATE KEY-----)"),
-        ((cert, encrypted), f"{key_at} is encrypted; there is nobody to ask: openssl pkey -in OLD -out NEW"),
+        (
+            (cert, encrypted),
+            f"{key_at} is encrypted, and nobody can enter a passphrase; decrypt it: openssl pkey -in OLD -out NEW",
+        ),
         ((cert, other.private_key_pem.bytes()), f"{at} with {key_at}: the key does not belong to the certificate"),
         ((cert, key, b"x"), f"tls.client_ca_file: {tmp_path / 'ca'} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)"),
     ):
@@ -179,7 +183,9 @@ def test_a_key_that_gRPC_cannot_use_is_refused_at_start(tmp_path: Path) -> None:
     who = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")])
     cert = x509.CertificateBuilder(who, who, key.public_key(), 7, now() - DAY, now() + DAY).sign(key, None)
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    with pytest.raises(ValueError, match=r"its key is Ed25519, which gRPC does not take; RSA, or ECDSA with P-256 or P-384"):
+    with pytest.raises(
+        ValueError, match=r"its key is Ed25519, which gRPC does not support; use RSA, or ECDSA with P-256 or P-384"
+    ):
         server_tls(tmp_path, cert.public_bytes(Encoding.PEM), pem)
 
 
@@ -198,7 +204,7 @@ def test_a_certificate_that_is_over_is_warned_of_and_never_replaces_one_that_is_
     assert tls.identity.poll()
     files.put(over)
     assert [tls.identity.poll(), tls.identity.poll()] == [False, False]
-    assert tls.identity.refused.endswith(f"ended on {day}; the one in use is valid")
+    assert tls.identity.refused.endswith(f"ended on {day}; the one in use stays, it is valid")
     assert tls.identity.value.expiries["server"] > now().timestamp()
 
 

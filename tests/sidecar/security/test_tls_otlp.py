@@ -141,11 +141,13 @@ async def test_who_does_not_trust_whom_is_kept_out_with_the_reason(
         await kept_out(client)
         (record,) = [record for record in caplog.records if record.name == "handrail.otlp.client"]
         assert record.levelname == "WARNING"
-        assert f"{server.at(protocol)} does not take what is sent" in record.getMessage()
-        assert "it is kept and tried again: ca_file has to hold" in record.getMessage()
+        assert f"{server.at(protocol)} does not accept data" in record.getMessage()
+        assert "Handrail keeps it and retries: ca_file must contain" in record.getMessage()
         line = await client.check()
         assert line is not None
-        assert ("it seems to want a client certificate, or another one" if client_ca else "certificate is not accepted") in line
+        assert (
+            "it seems to require a client certificate, or a different one" if client_ca else "certificate is not accepted"
+        ) in line
     assert kept.payloads == []
 
 
@@ -165,21 +167,21 @@ async def test_without_the_token_nothing_is_taken_and_nothing_is_lost(
     ):
         refusal = await kept_out(client)
         assert isinstance(refusal, Unauthorized)
-        words = "a token is wanted" if sent is None else "the token is not one of auth.token_file"
+        words = "a token is required" if sent is None else "the token is not in auth.token_file"
         assert words in refusal.reason
         assert ("gRPC UNAUTHENTICATED" if protocol == "grpcs" else "HTTP 401") in refusal.reason
         line = await client.check()
         assert line is not None
-        assert "wants authentication" in line
+        assert "requires authentication" in line
         delivering = asyncio.create_task(deliver(client, Signal.TRACES, BATCH, stop=asyncio.Event(), backoff=QUICK, stats=stats))
         await until(lambda: stats.retries >= 3)
         lines = [record.getMessage() for record in caplog.records if record.name == "handrail.otlp.client"]
         assert len(lines) == 1
-        assert "give a token that it takes: token_file" in lines[0]
+        assert "set a token that it accepts: token_file" in lines[0]
         assert server.guards[protocol].refused >= 4
         reported_lines = [record.getMessage() for record in caplog.records if record.name == "handrail.security.tokens"]
         assert len(reported_lines) == 1
-        assert "a request from 127.0.0.1 was turned away" in reported_lines[0]
+        assert "refused a request from 127.0.0.1" in reported_lines[0]
         # The server learns the client's token: waiting batches are delivered, and a log line reports it.
         assert server.tokens is not None
         if sent is None:
@@ -190,7 +192,7 @@ async def test_without_the_token_nothing_is_taken_and_nothing_is_lost(
         assert server.tokens.poll()
         with caplog.at_level(logging.INFO):
             assert await delivering == Accepted()
-        assert "takes what is sent again" in caplog.text
+        assert "accepts data again" in caplog.text
     assert span_bytes(kept.payloads) == span_bytes([BATCH])
     assert stats.items_rejected == 0
 
@@ -206,7 +208,7 @@ async def test_the_answers_to_strangers_are_those_of_the_protocols(ca: Authority
         ):
             assert answer.status == 401
             assert answer.headers["WWW-Authenticate"] == 'Bearer realm="handrail"'
-            assert "a token is wanted" in await answer.text()
+            assert "a token is required" in await answer.text()
         address = server.at("grpcs").removeprefix("grpcs://")
         async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca.pem)) as channel:
             call = channel.unary_unary(SHAPES[Signal.TRACES].method, None, None)

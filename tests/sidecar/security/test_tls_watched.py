@@ -71,7 +71,7 @@ def test_unusable_files_keep_the_former_value_and_are_logged_once(
     assert "does not belong" in found.refused
     (record,) = caplog.records
     assert record.levelname == "ERROR"
-    assert "the former stays in use: t.one: does not belong to t.two" in record.getMessage()
+    assert "the previous content stays in use: t.one: does not belong to t.two" in record.getMessage()
     replace(files["t.two"], b"x")
     assert found.poll()
     assert found.refused == ""
@@ -85,7 +85,7 @@ def test_going_back_ends_it(files: dict[str, Path], caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.INFO):
         assert not found.poll()
     assert found.refused == ""
-    assert "can be used again" in caplog.text
+    assert "is usable again" in caplog.text
 
 
 def test_another_fault_is_logged_too(files: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:

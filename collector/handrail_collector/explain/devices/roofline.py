@@ -175,17 +175,17 @@ def _why(gpus: Sequence[GpuUse], shared: int, busy: int, rated: int, steps: Step
     if not gpus and shared:
         are = "GPUs are" if shared > 1 else "GPU is"
         return (
-            f"{shared} {are} sampled beside engines of more than one role, and nothing says which of these uses what "
-            "(gpu.devices of each sidecar, or CUDA_VISIBLE_DEVICES in its environment, would)"
+            f"{shared} {are} sampled beside engines of more than one role, and no evidence says which engine uses which "
+            "(set gpu.devices of each sidecar, or CUDA_VISIBLE_DEVICES in its environment)"
         )
     if not gpus:
         return "no samples of its GPUs"
     if rated:
-        return f"its GPUs did next to nothing: {busy} busy samples, {LEAST_BUSY} are needed"
-    lacking = "its GPUs give no tensor and DRAM activity (Hopper and later do)"
+        return f"its GPUs were almost idle: {busy} busy samples, {LEAST_BUSY} are needed"
+    lacking = "its GPUs report no tensor and DRAM activity (Hopper and later do)"
     if steps is None or steps.steps < LEAST_STEPS:
-        return f"{lacking}, and without the plugin nothing says how many tokens a step has"
-    unknown = f"{', '.join(strange) or 'a GPU without a name'}: what it can do at most is not known"
+        return f"{lacking}, and without the plugin the tokens of a step are unknown"
+    unknown = f"{', '.join(strange) or 'a GPU without a name'}: its peak rates are unknown"
     return f"{lacking}, and {unknown}"
 
 

@@ -29,4 +29,4 @@ class Question:
     def validate(self) -> list[str]:
         """Return what is wrong with it, as text; empty when it is valid."""
         since, until = self.since_unix_ns, self.until_unix_ns
-        return ["since: not before until"] if since is not None and until is not None and since >= until else []
+        return ["since: must be before until"] if since is not None and until is not None and since >= until else []

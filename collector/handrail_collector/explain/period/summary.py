@@ -103,16 +103,16 @@ def _nowhere(tail: Tail) -> str:
     """
     if not tail.much_longer:
         least = format_duration(LEAST_LONGER_NS[tail.measure])
-        return f"; that is too little to ask why (from {TIMES_LONGER} times as long and {least} more on it is)"
+        return f"; that is too little to explain (Handrail explains from {TIMES_LONGER} times as long and {least} more on)"
     hints = [contrast for contrast in tail.concentrations if contrast.above_chance]
     if hints:
         first = hints[0]
         where = WHERE[first.dimension].format(first.value)
         shares = f"{_percent(first.cases_share)} against {_percent(first.controls_share)}"
-        return f"; {where} has more of them ({shares}), but not by enough to be named for it"
+        return f"; {where} has more of them ({shares}), but not by enough to name it as the cause"
     if any(contrast.dimension in PLACES for contrast in tail.concentrations):
-        return ", and no host or link has clearly more of them than of the others"
-    return "" if tail.located else "; nobody told their hosts"
+        return ", and no host or link has clearly more of the slow ones"
+    return "" if tail.located else "; their hosts are unknown"
 
 
 def _named(tail: Tail) -> str:
@@ -122,7 +122,7 @@ def _named(tail: Tail) -> str:
     more = sum(each.requests for each in causes.named[_MAX_CAUSES:])
     rest = [f"{_percent(more / causes.slow)} other causes listed below"] if more else []
     if causes.ambiguous:
-        rest.append(f"{_percent(causes.ambiguous / causes.slow)} two phases that grew alike")
+        rest.append(f"{_percent(causes.ambiguous / causes.slow)} two phases that grew equally")
     if causes.at_base_rate:
         rest.append(f"{_percent(causes.at_base_rate / causes.slow)} nothing out of the ordinary")
     text = "; ".join([*parts, *rest])
@@ -133,7 +133,7 @@ def _cause(named: TailCause) -> str:
     where = f" at {named.place}" if named.place else ""
     if named.why:
         phases = f", in {_either(named.phases)}" if named.phases else ""
-        return f"{named.why}{where} (the engine's process stood still for {format_duration(named.excess_ns)} on average{phases})"
+        return f"{named.why}{where} (the engine's process paused for {format_duration(named.excess_ns)} on average{phases})"
     hidden = f", which may hide {_either(named.may_be)}" if named.may_be and named.phase == Phase.UNATTRIBUTED.value else ""
     return f"{named.phase}{where} (+{format_duration(named.excess_ns)} on average{hidden})"
 
@@ -175,7 +175,7 @@ def _stalls(scope: ScopeAnswer) -> list[str]:
     more = sum(each.stalls for each in found.causes[_MAX_CAUSES:])
     rest = f", {_percent(more / found.stalls)} others" if more else ""
     times = f"{found.stalls:,} time{'s' if found.stalls > 1 else ''}"
-    sentences = [f"Streams stood still {times}, {format_duration(found.gap_ns)} in all: {text}{rest}."]
+    sentences = [f"Streams stalled {times}, {format_duration(found.gap_ns)} in all: {text}{rest}."]
     longest = sorted((each for each in found.causes if each.longest), key=lambda each: -each.longest)[:_MAX_CAUSES]
     if longest and found.longest < found.stalls and scope.gap is not None:
         parts = ", ".join(f"{_percent(each.longest_share or 0.0)} {each.cause}" for each in longest)

@@ -229,7 +229,7 @@ def unexplained_detail(found: UnattributedFailures) -> str:
     what = fact.recogniser.removeprefix("metrics.")
     text = f"{fact.process.role.value} counted {fact.lines} {what} within {(fact.last_unix_ns - fact.at_unix_ns) / 1e9:.0f} s"
     if found.explained:
-        return f"{text}, more than the {found.explained} requests explain that are known to have failed"
+        return f"{text}, more than the {found.explained} failed requests explain"
     if not found.open:
-        return f"{text}, while no hand-off was known to be open there"
-    return f"{text}, while {found.open} hand-offs were open there, and nothing tells whose they are"
+        return f"{text}, while no known hand-off was open there"
+    return f"{text}, while {found.open} hand-offs were open there, and no evidence says which of them these are"

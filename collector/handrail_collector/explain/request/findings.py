@@ -84,7 +84,7 @@ def findings(group: RequestGroup, path: Path, verdict: KvOutcome | None, more: I
         abandoned = sum(1 for visit in path.prefills if visit is not path.prefill)
         found.append(f"prefill_retried: {len(path.prefills)} prefill attempts, {abandoned} abandoned")
     if path.handed_off is False and path.prefills:
-        found.append("fallback_local: a prefill was tried, decode got no KV parameters and computed the prompt itself")
+        found.append("fallback_local: after an attempted prefill, decode got no KV parameters and computed the prompt itself")
     models = dict.fromkeys(m for e in group.evidence if (m := getattr(e.record, "model", None)) is not None)
     if len(models) > 1:
         found.append(f"model_mismatch: {', '.join(models)}")
@@ -114,7 +114,7 @@ def handoff_findings(path: Path, handed: RequestHandoffs, engines: EngineRegistr
     ``prefill_likely``: this fleet hands KV over.
     """
     if prefill_likely and _refused_bare(path):
-        yield "no_handoff_data: decode was asked without a prefill before it, and refused"
+        yield "no_handoff_data: decode was called without a prefill before it, and refused"
     yield from _parked(path)
     if handed.chosen is not None:
         yield from _of_chosen(path, handed.chosen)
@@ -123,7 +123,7 @@ def handoff_findings(path: Path, handed: RequestHandoffs, engines: EngineRegistr
             yield f"kv_mismatch: {what} is {at_p} at P and {at_d} at D"
     yield from _struck(path, handed, engines)
     if any(one.handoff.backwards and one.verdict.outcome is not FetchOutcome.OK and not one.verdict.open for one in handed.every):
-        yield "return_failed: KV of the earlier turn was not taken back from D"
+        yield "return_failed: P did not fetch the KV of the earlier turn from D"
 
 
 def _refused_bare(path: Path) -> bool:
@@ -149,27 +149,27 @@ def _parked(path: Path) -> Iterator[str]:
     until = next((at for at in (times.first_token_ns, times.finished_ns, times.seen_ns) if at is not None), None)
     waited = times.queued_unix_ns + until - fetch.known_unix_ns - fetch.noticed_ns if until is not None else 0
     if waited >= PARKED_NS:
-        yield f"waiting_after_failure: {waited / 1e9:.1f} s since its load had failed"
+        yield f"waiting_after_failure: {waited / 1e9:.1f} s after its load failed"
 
 
 def _of_chosen(path: Path, one: JudgedHandoff) -> Iterator[str]:
     verdict = one.verdict
     if verdict.outcome is FetchOutcome.STALE_READ:
         late = f" {verdict.late_ns / 1e9:.1f} s" if verdict.late_ns is not None else ""
-        yield f"stale_read: blocks were read{late} after P had given them up"
+        yield f"stale_read: D read blocks{late} after P released them"
     if verdict.outcome is FetchOutcome.WRONG_REQUEST and not any("wrong_request" in word for word in verdict.evidence):
-        yield "wrong_request: the KV read here was published for another request"
+        yield "wrong_request: D read KV that P published for another request"
     if verdict.reason == "prefill_error":
         yield f"prefill_error: {_after_prefill(path)}"
     if verdict.outcome is FetchOutcome.FAILED and verdict.tainted and verdict.reason != "prefill_error":
-        yield "answered_after_failure: the load failed, and D answered without having computed the prompt"
+        yield "answered_after_failure: the load failed, and D answered without computing the prompt"
     fetch = one.handoff.fetch
     if fetch is not None and verdict.outcome is FetchOutcome.OK and _short(fetch):
         yield f"kv_bytes_short: {fetch.bytes_moved} bytes moved of {fetch.bytes_expected}"
     least = one.evidence.wait_ns[0]
     if least is not None and one.evidence.lease_ns and least >= NEAR_LEASE * one.evidence.lease_ns:
         kind = "handoff_over_lease" if least > one.evidence.lease_ns else "handoff_near_lease"
-        yield f"{kind}: KV lay for {least / 1e9:.1f} s before its read, P keeps it for {one.evidence.lease_ns / 1e9:.1f} s"
+        yield f"{kind}: KV waited {least / 1e9:.1f} s for its read, and P keeps it for {one.evidence.lease_ns / 1e9:.1f} s"
 
 
 def _short(fetch: KvFetch) -> bool:
@@ -184,16 +184,16 @@ def _after_prefill(path: Path) -> str:
     """
     decode = path.decode
     if decode is None:
-        return "the prefill ended in an error, and no decode is known of"
+        return "the prefill ended in an error, and no decode is known"
     seen = decode.exchange
     run = decode.first_run
     times = run.times if run is not None else None
     if seen is not None and seen.outcome is Outcome.OK:
-        return "the prefill ended in an error, and the decode answered as if nothing had happened"
+        return "the prefill ended in an error, and the decode answered all the same"
     waited = seen.duration_ns if seen is not None else (times.seen_ns or times.finished_ns) if times is not None else None
     if waited is None or (seen is not None and seen.ttft_token_ns is not None):
-        return "the prefill ended in an error, and so did the decode"
-    return f"the decode waited {waited / 1e9:.2f} s on a prefill that had failed"
+        return "the prefill and the decode ended in an error"
+    return f"the decode waited {waited / 1e9:.2f} s for a prefill that had failed"
 
 
 def _struck(path: Path, handed: RequestHandoffs, engines: EngineRegistry) -> Iterator[str]:

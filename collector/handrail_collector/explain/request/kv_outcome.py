@@ -155,7 +155,7 @@ def _stale(case: KvEvidence) -> KvOutcome | None:
     evidence = [f"prefill:log stale_read ({fact.lines} lines, one request)" for fact in lines]
     late: int | None = None
     if publish is not None and publish.late_read_ns is not None:
-        evidence.insert(0, "prefill:plugin read after the lease had ended")
+        evidence.insert(0, "prefill:plugin read after the end of the lease")
         ended = publish.expired_ns if publish.expired_ns is not None else publish.lease_end_ns
         late = max(0, publish.late_read_ns - ended) if ended is not None else None
     if lines and late is None:
@@ -173,7 +173,7 @@ def _stale(case: KvEvidence) -> KvOutcome | None:
     ):
         evidence = [
             *expired,
-            f"clocks: its read began {least / 1e9:.1f} s after the KV was kept, for {case.lease_ns / 1e9:.0f} s",
+            f"clocks: its read began {least / 1e9:.1f} s after the publish, with a lease of {case.lease_ns / 1e9:.0f} s",
         ]
         late = least - case.lease_ns
     if not evidence:
@@ -291,7 +291,7 @@ def _engine_lost(case: KvEvidence, evidence: tuple[str, ...] = ()) -> KvOutcome 
 
 
 def _counted_words(fact: LogFact) -> str:
-    mixed = ", expiry counted with them" if (COUNTS, MIXED) in fact.words else ""
+    mixed = ", including expiry" if (COUNTS, MIXED) in fact.words else ""
     what = fact.recogniser.removeprefix("metrics.")
     return f"{fact.process.role.value}:metrics {fact.lines} {what} counted while no other hand-off was open there{mixed}"
 
@@ -312,7 +312,7 @@ def _counted(case: KvEvidence) -> KvOutcome | None:
     prompt = _prompt_tokens(case)
     if not computed or not prompt:
         return KvOutcome(FetchOutcome.UNKNOWN, "counted_failure", evidence)
-    lines = (*evidence, f"decode:metrics {sum(computed):.0f} prompt tokens were computed there meanwhile, of {prompt}")
+    lines = (*evidence, f"decode:metrics {sum(computed):.0f} prompt tokens computed there meanwhile, of {prompt}")
     if 2 * sum(computed) >= prompt:
         return KvOutcome(FetchOutcome.RECOMPUTED, "counted_failure", lines, lost_ns=lost)
     return KvOutcome(FetchOutcome.FAILED, "counted_failure", lines, True, lost_ns=lost)
@@ -343,7 +343,7 @@ def _unfinished(case: KvEvidence) -> KvOutcome | None:
     if fetch.request_status is not None and fetch.request_status not in ("stopped", "length_capped", "finished", "lost"):
         return KvOutcome(FetchOutcome.FAILED, fetch.request_status, (f"{where} the request ended: {fetch.request_status}",))
     if fetch.request_status == "lost":
-        return KvOutcome(FetchOutcome.UNKNOWN, "lost", (f"{where} how the request ended was not heard",))
+        return KvOutcome(FetchOutcome.UNKNOWN, "lost", (f"{where} the request's end is unknown",))
     age = fetch.seen_ns if fetch.seen_ns is not None else fetch.ended_ns
     if (fetch.provisional or fetch.ended_ns is None) and age is not None and age >= case.hung_ns:
         return KvOutcome(FetchOutcome.HUNG, "", (f"{where} open for {age / 1e9:.1f} s",), lost_ns=age, open=fetch.provisional)
@@ -360,7 +360,7 @@ def _link(case: KvEvidence) -> KvOutcome | None:
     fault = case.link_fault
     if fault is None or not (case.handoff.fetch or case.path.handed_off):
         return None
-    text = f"decode:log {fault.reason} since {fault.since_unix_ns / 1e9:.0f}, {fault.count} times, naming no request"
+    text = f"decode:log {fault.reason} since {fault.since_unix_ns / 1e9:.0f}, {fault.count} times, without a request's name"
     return KvOutcome(FetchOutcome.UNKNOWN, "link_failing", (text,), case.answered)
 
 
@@ -376,7 +376,7 @@ def _went_well(case: KvEvidence) -> KvOutcome | None:
             if fetch.failure is not None:
                 evidence.append(f"{fetch.process.role.value}:plugin {fetch.failure} after that")
     if read:
-        evidence.append("prefill:plugin its reader said that it was done" if not case.handoff.backwards else "decode:plugin read")
+        evidence.append("prefill:plugin its reader confirmed the read" if not case.handoff.backwards else "decode:plugin read")
     return KvOutcome(FetchOutcome.OK, "", tuple(evidence)) if evidence else None
 
 
@@ -386,7 +386,7 @@ def _published_and_unread(case: KvEvidence) -> KvOutcome | None:
     if case.handoff.fetch is not None:
         return None
     if publish is not None and publish.failure in ENGINE_GONE:
-        return KvOutcome(FetchOutcome.FAILED, publish.failure, ("prefill:plugin the engine that kept it is gone",))
+        return KvOutcome(FetchOutcome.FAILED, publish.failure, ("prefill:plugin the producer's engine is gone",))
     if expired := _expired(case):
         # D answered without a read in time: from freed blocks, or it computed the prompt
         return KvOutcome(FetchOutcome.EXPIRED, "nobody_read_in_time", tuple(expired), case.answered)
@@ -399,7 +399,7 @@ def _published_and_unread(case: KvEvidence) -> KvOutcome | None:
 
 def _local(case: KvEvidence) -> KvOutcome | None:
     if case.path.handed_off is False and case.path.prefills:
-        return KvOutcome(FetchOutcome.FALLBACK_LOCAL, "", ("decode:proxy was told of no KV to read",))
+        return KvOutcome(FetchOutcome.FALLBACK_LOCAL, "", ("decode:proxy the request named no KV to read",))
     return None
 
 

@@ -116,7 +116,7 @@ class Shares:
 def attribute_time(of: StallWindow) -> Shares:
     """Return how much of a stall each cause accounts for."""
     found = Shares(of.end - of.begin)
-    found.give(StallCause.CLIENT_BACKPRESSURE, of.held_ns, f"nothing was read for {ms(of.held_ns)}: the client took nothing")
+    found.give(StallCause.CLIENT_BACKPRESSURE, of.held_ns, f"the client read nothing for {ms(of.held_ns)}")
     if of.observer is not None:
         for reasoned in (True, False):
             _pauses(found, of.observer, *of.seen, reasoned=reasoned)
@@ -126,7 +126,7 @@ def attribute_time(of: StallWindow) -> Shares:
     taken = _pauses(found, doings, begin, end, reasoned=True)
     own = _clipped(of.preempted, begin, end)
     apart = _length(_union([*own, *taken])) - _length(taken)
-    found.give(StallCause.PREEMPTION, apart, f"it stood preempted for {ms(apart)}")
+    found.give(StallCause.PREEMPTION, apart, f"the request was preempted for {ms(apart)}")
     taken = _union([*taken, *own])
     slowed_ns = _slowed(found, doings, begin, end)
     work = _work(doings, of, taken, slowed_ns)
@@ -136,7 +136,7 @@ def attribute_time(of: StallWindow) -> Shares:
     landed = {landing.request_id: landing.tokens for landing in doings.landings.during(begin - LATE_NS, end)}
     if landed:
         whose = f"of {len(landed)} requests" if len(landed) > 1 else "of a request"
-        words = f"KV {whose} ({sum(landed.values()):,} tokens) was posted or landed then"
+        words = f"KV {whose} ({sum(landed.values()):,} tokens) was posted or completed then"
         found.give(StallCause.KV_LANDING, found.left_ns - of.median_ns, words)
     return found
 
@@ -152,7 +152,7 @@ def _pauses(found: Shares, doings: EngineTimeline, begin: int, end: int, *, reas
     union = _union(_clipped([(each.begin_unix_ns, each.end_unix_ns) for each in pauses], begin, end))
     longest = max(pauses, key=lambda each: min(each.end_unix_ns, end) - max(each.begin_unix_ns, begin))
     paused_ns = longest.end_unix_ns - longest.begin_unix_ns
-    found.give(StallCause.HOST_PAUSE, _length(union), f"process {longest.process} stood for {ms(paused_ns)}: {longest.why}")
+    found.give(StallCause.HOST_PAUSE, _length(union), f"process {longest.process} paused for {ms(paused_ns)}: {longest.why}")
     return union
 
 
@@ -227,7 +227,7 @@ class _ForeignWork:
         steps_of = f"{len(those)} steps of up to" if len(those) > 1 else "a step of"
         text = f"{steps_of} {ms(took_ns)}, usual are {ms(usual_ns)}, computed {whole:,} {what}"
         if self.a_token_ns is not None and sum(self.more_ns) > PLAUSIBLE * (quick_ns := self.a_token_ns[0] * whole):
-            text += f" (so many took {ms(round(quick_ns))} in its quicker steps)"
+            text += f" (its quicker steps took {ms(round(quick_ns))} for as many)"
         return text
 
 

@@ -281,7 +281,7 @@ def _row(row: RequestRow, path: Path, number: int, each: WitnessedStall, found: 
     assert witness is not None
     evidence = found.evidence
     if stall.turn:
-        evidence = (*evidence, f"content turns from {stall.turn.replace('>', ' to ')} here: a parser may have held it back")
+        evidence = (*evidence, f"content turns from {stall.turn.replace('>', ' to ')} here: a parser may have delayed it")
     if found.cause is StallCause.UNKNOWN and not evidence:
         evidence = (_nothing(each),)
     return StallRow(
@@ -314,15 +314,15 @@ def _row(row: RequestRow, path: Path, number: int, each: WitnessedStall, found: 
 def _nothing(each: WitnessedStall) -> str:
     """Return why no cause is suspected."""
     if each.at == ON_PATH:
-        return "the engine's own stream went on: it was lost between there and the witness"
+        return "the engine's own stream continued: the delay is between the engine and the observer"
     doings = each.suspect.doings
     if doings is None or not (doings.seconds or doings.steps):
-        return "the engine does not tell what its steps run: the plugin would"
+        return "the content of the engine's steps is unknown: the plugin reports it"
     steps = list(doings.steps.during(each.suspect.begin, each.suspect.end))
     if any(step.prefill_tokens + step.resumed_tokens >= LEAST_TOKENS for step in steps):
-        return "what the engine's steps computed then does not account for it"
+        return "the work of the engine's steps does not explain it"
     if steps:
-        return "a step took long, and ran nothing unusual"
+        return "a step took long, without unusual work"
     return "the engine's steps were no longer than usual"
 
 

@@ -196,7 +196,7 @@ class _Passage:
             if error.errno in OUT_OF_DESCRIPTORS:
                 self._front.gate.refuse(Refusal.DESCRIPTORS, error.strerror or str(error))
             else:
-                log.debug("gRPC took no connection: %s", error)
+                log.debug("gRPC did not accept a connection: %s", error)
             reset_at_close(self._sender)
             self.close()
             return

@@ -54,9 +54,9 @@ class HttpReceiver:
     async def _handle(self, request: web.Request) -> web.Response:
         signal = _PATHS.get(request.path)
         if signal is None:
-            return _refusal(JSON, 404, grpc.StatusCode.NOT_FOUND, f"no OTLP here; valid paths: {', '.join(_PATHS)}")
+            return _refusal(JSON, 404, grpc.StatusCode.NOT_FOUND, f"not an OTLP path; valid paths: {', '.join(_PATHS)}")
         if request.method != "POST":
-            answer = _refusal(JSON, 405, grpc.StatusCode.UNIMPLEMENTED, f"{request.path} takes POST")
+            answer = _refusal(JSON, 405, grpc.StatusCode.UNIMPLEMENTED, f"{request.path} accepts only POST")
             answer.headers["Allow"] = "POST"
             return answer
         denied = self._guard.denial(request.headers.getall(AUTHORIZATION, []))
@@ -85,7 +85,7 @@ class HttpReceiver:
         limit = self._intake.max_body_bytes
         announced = request.content_length
         if announced is not None and announced > limit:
-            raise TooLarge(f"the body has {announced} bytes; at most {limit} are taken")
+            raise TooLarge(f"the body has {announced} bytes; at most {limit} are allowed")
         try:
             return await asyncio.wait_for(_read(request, reserved, limit), self._read_timeout_s)
         except asyncio.TimeoutError:

@@ -57,7 +57,7 @@ class Budget:
         """
         if self.used_bytes and self.used_bytes + size > self._limit_bytes:
             raise Retryable(
-                f"{self.used_bytes} bytes are being worked on; at most {self._limit_bytes} at once", self._retry_delay_s
+                f"{self.used_bytes} bytes are in progress; at most {self._limit_bytes} are allowed", self._retry_delay_s
             )
         self.used_bytes += size
 
@@ -164,7 +164,7 @@ class Intake:
         stats.items_rejected += received.rejected
         if received.repaired:
             if not stats.values_repaired:
-                _LOG.warning("a sender of %s: %s; counted from here on", signal.value, received.message)
+                _LOG.warning("a sender of %s: %s; further ones are only counted", signal.value, received.message)
             stats.values_repaired += received.repaired
         return Accepted(received.rejected, received.message)
 

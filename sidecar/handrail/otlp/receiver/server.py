@@ -72,7 +72,8 @@ class OtlpServer:
             for name, address in (("grpc", grpc), ("http", http)):
                 if address is not None and not Place(*address).loopback:
                     raise ValueError(
-                        f"{name} address {address[0]!r}: only loopback is taken here, since anyone who reaches this port can add "
+                        f"{name} address {address[0]!r}: must be a loopback address, since everyone who "
+                        "reaches this port can add "
                         "evidence; valid: 127.0.0.1, ::1, localhost"
                     )
         self._wanted_grpc, self._wanted_http = grpc, http
