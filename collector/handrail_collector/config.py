@@ -83,8 +83,8 @@ class StoreConfig:
     )
     max_bytes: Size | None = setting(
         None,
-        help="bound of the store on disk; beyond it the collector removes the samples of the oldest days, then the oldest "
-        "days, never the current day; removed files stay on disk for store.grace, in addition to this bound",
+        help="bound of the store on disk; beyond it the collector removes first the samples of the oldest days, then "
+        "the oldest days, but never the current day; removed files still use disk space for store.grace",
         example="200GiB",
         unset="no bound but the disk",
         at_least=2**20,

@@ -21,7 +21,7 @@ RUNBOOKS = Path(__file__).parents[2] / "docs/runbooks"
 ALERTS = alerts(load())
 NAMES = sorted({alert.name for alert in ALERTS})
 HEADINGS = ["What it means", "What to look at", "How to mitigate", "May fire with it"]
-REACH = f"""Say once where the collector's API is ([how to reach it](README.md#before-the-first-line)):
+REACH = f"""Set the address of the collector's API once ([how to reach it](README.md#before-the-first-line)):
 
     export {API_VARIABLE}=https://COLLECTOR:4380
 """
