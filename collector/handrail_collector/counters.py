@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Final
 
 from handrail_collector.metrics.durations import LAYOUT, Durations
-from handrail_collector.store.counter_totals import Added
+from handrail_collector.store.manifest import Added
 
 KEPT = "as of the last publish, over restarts"
 """Help text for counts that the store keeps, which a replay does not count again."""

@@ -69,13 +69,11 @@ from handrail_collector.stitch.group import RequestGroup
 from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
 from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.recovery import Recovered
-from handrail_collector.store.request_columns import requests_table
-from handrail_collector.store.samples import table_of
 from handrail_collector.store.schema import Table
-from handrail_collector.store.span import SpanPlace, SpanRow
-from handrail_collector.store.span_columns import spans_table
-from handrail_collector.store.tables.append_only import APPEND_ONLY
-from handrail_collector.store.tables.dataclass_table import FlatRows
+from handrail_collector.store.tables.append_only import APPEND_ONLY, FlatRows
+from handrail_collector.store.tables.requests import requests_table
+from handrail_collector.store.tables.samples import table_of
+from handrail_collector.store.tables.spans import SpanPlace, SpanRow, spans_table
 
 log = logging.getLogger(__name__)
 
@@ -829,7 +827,10 @@ def withdrawn(row: RequestRow, trace_id: str, request_id: str, version: int) -> 
         request_id=request_id,
         version=version + 1,
         scope=MERGED,
-        gap_sketch=None,
+        gap_sum_ns=None,
+        gap_min_ns=None,
+        gap_buckets=(),
+        gap_counts=(),
         phases=(),
         joins=(),
         findings=(),

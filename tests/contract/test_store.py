@@ -22,20 +22,20 @@ from builders.engine_samples import engine_sample
 from builders.store_rows import START_UNIX_NS, request_rows, spans_of_requests
 from doubles.memory_store import Kept as MemoryKept
 from doubles.memory_store import MemoryReader, MemoryWriter
+from doubles.store_filters import matches, order, sample_matches
 from handrail.records.devices import DeviceSample, runs
 from handrail_collector.rows import MERGED, NO_STALLS, JoinRow, RequestRow, StallRow
 from handrail_collector.store.contract import StoreQueries, StoreWriter
-from handrail_collector.store.filter import SORTS, RequestFilter
+from handrail_collector.store.filters import SORTS, RequestFilter, SampleFilter
 from handrail_collector.store.layout import HOUR_NS
 from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
 from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.recovery import PublishedRow, Recovered
-from handrail_collector.store.sample_filter import SampleFilter
-from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import Table
-from handrail_collector.store.span import SpanRow
-from handrail_collector.store.tables.dataclass_table import FlatRows
+from handrail_collector.store.tables.append_only import FlatRows
+from handrail_collector.store.tables.samples import SAMPLED
+from handrail_collector.store.tables.spans import SpanRow
 
 
 @dataclass(slots=True)
@@ -195,7 +195,7 @@ def test_a_filter_means_the_same_in_the_store_as_in_python(store: Store, fields:
     for start in range(0, len(rows), 50):
         store.publish([], rows[start : start + 50])
     wanted = RequestFilter(**({"limit": 1000} | fields))
-    fitting = sorted(filter(wanted.matches, rows), key=wanted.order)
+    fitting = sorted((row for row in rows if matches(wanted, row)), key=lambda row: order(wanted, row))
     assert store.reader.requests(wanted) == fitting[: wanted.limit]
     assert store.reader.count(wanted) == len(fitting)
 
@@ -206,7 +206,7 @@ def test_rows_are_sorted_by_any_figure_either_way(store: Store) -> None:
     for sort in SORTS:
         for descending in (True, False):
             wanted = RequestFilter(sort=sort, descending=descending, limit=25)
-            assert store.reader.requests(wanted) == sorted(rows, key=wanted.order)[:25], sort
+            assert store.reader.requests(wanted) == sorted(rows, key=lambda row: order(wanted, row))[:25], sort
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_the_highest_version_of_a_row_counts_wherever_it_is(store: Store) -> Non
     newest = [*rows[:2], second, third, *rows[4:]]
     for fields in ({}, {"outcome": "ok"}, {"until_unix_ns": START_UNIX_NS + HOUR_NS}, {"limit": 3}, {"sort": "ttft"}):
         wanted = RequestFilter(**fields)
-        fitting = sorted(filter(wanted.matches, newest), key=wanted.order)
+        fitting = sorted((row for row in newest if matches(wanted, row)), key=lambda row: order(wanted, row))
         assert store.reader.requests(wanted) == fitting[: wanted.limit], fields
         assert store.reader.count(wanted) == len(fitting), fields
     assert store.reader.find(rows[2].trace_id) == [second]
@@ -452,7 +452,7 @@ def test_samples_of_the_filter_come_back_unchanged(store: Store, fields: dict[st
     store.publish([], [], {Table.GPU_SAMPLES: runs(samples[:10])})  # reported twice
     wanted = SampleFilter(**({"since_unix_ns": 0, "until_unix_ns": 1 << 62} | fields))
     found = store.reader.samples(Table.GPU_SAMPLES, wanted)
-    assert by_device(found) == by_device(map(wanted.reduced, filter(wanted.matches, samples)))
+    assert by_device(found) == by_device(map(wanted.reduced, (one for one in samples if sample_matches(wanted, one))))
     assert [one.at_unix_ns for one in found] == sorted(one.at_unix_ns for one in found)
 
 

@@ -24,7 +24,7 @@ from handrail_cli.errors import EXIT_OK, EXIT_USAGE, CliError
 from handrail_cli.formatting import counted
 from handrail_cli.sanitize import print_document
 from handrail_collector.api.events import Happened, HappenedFilter, happened_to_json
-from handrail_collector.store.filter import DEFAULT_LIMIT, MAX_LIMIT
+from handrail_collector.store.filters import DEFAULT_LIMIT, MAX_LIMIT
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

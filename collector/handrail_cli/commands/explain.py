@@ -29,7 +29,7 @@ from handrail_cli.client import Backend, add_source_flags, row_source
 from handrail_cli.errors import EXIT_OK, EXIT_USAGE, CliError
 from handrail_cli.sanitize import print_document
 from handrail_collector.explain.period.question import Question
-from handrail_collector.store.filter import SCOPES
+from handrail_collector.store.filters import SCOPES
 
 _PIPE_WIDTH: Final = 100
 

@@ -23,7 +23,7 @@ from handrail_cli.client import Backend, add_source_flags, row_source
 from handrail_cli.errors import EXIT_OK, EXIT_USAGE, CliError
 from handrail_cli.formatting import counted
 from handrail_cli.sanitize import print_document
-from handrail_collector.store.filter import DEFAULT_LIMIT, MAX_LIMIT, SCOPES, SORTS, RequestFilter
+from handrail_collector.store.filters import DEFAULT_LIMIT, MAX_LIMIT, SCOPES, SORTS, RequestFilter
 
 _PIPE_WIDTH: Final = 220  # another program reads it, so no column is left out
 

@@ -7,24 +7,19 @@ exactly.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
 from handrail_collector.rows import FetchRow, JoinRow, PhaseRow, RequestRow, StallRow
-from handrail_collector.store import attribute_json
-from handrail_collector.store.span import SpanRow
+from handrail_collector.store.tables.spans import SpanRow, plain_attributes
 
-_TEXTS = ("other_trace_ids", "findings", "hints", "span_ids", "kv_evidence")
+_TUPLES = ("other_trace_ids", "gap_buckets", "gap_counts", "findings", "hints", "span_ids", "kv_evidence")
 
 
 def row_to_json(row: RequestRow) -> dict[str, Any]:
-    """Encode every field; the gap sketch as base64."""
-    plain = asdict(row)
-    sketch = row.gap_sketch
-    plain["gap_sketch"] = None if sketch is None else base64.b64encode(sketch).decode("ascii")
-    return plain
+    """Encode every field."""
+    return asdict(row)
 
 
 def row_from_json(plain: Mapping[str, Any]) -> RequestRow:
@@ -34,9 +29,7 @@ def row_from_json(plain: Mapping[str, Any]) -> RequestRow:
     """
     try:
         known = {field.name: plain[field.name] for field in fields(RequestRow)}
-        known |= {name: tuple(known[name]) for name in _TEXTS}
-        if known["gap_sketch"] is not None:
-            known["gap_sketch"] = base64.b64decode(known["gap_sketch"], validate=True)
+        known |= {name: tuple(known[name]) for name in _TUPLES}
         known["phases"] = tuple(_phase(phase) for phase in known["phases"])
         known["joins"] = tuple(JoinRow(**{f.name: join[f.name] for f in fields(JoinRow)}) for join in known["joins"])
     except (KeyError, TypeError) as error:
@@ -84,13 +77,13 @@ def span_to_json(span: SpanRow) -> dict[str, Any]:
     Attribute values keep their types; bytes become ``{"$bytes": base64}``.
     """
     plain = {field.name: getattr(span, field.name) for field in fields(SpanRow)}
-    plain["resource"] = attribute_json.plain(span.resource)
-    plain["attributes"] = attribute_json.plain(span.attributes)
+    plain["resource"] = plain_attributes(span.resource)
+    plain["attributes"] = plain_attributes(span.attributes)
     plain["events"] = [
-        {"name": e.name, "time_unix_ns": e.time_unix_ns, "attributes": attribute_json.plain(e.attributes)} for e in span.events
+        {"name": e.name, "time_unix_ns": e.time_unix_ns, "attributes": plain_attributes(e.attributes)} for e in span.events
     ]
     plain["links"] = [
-        {"trace_id": link.trace_id, "span_id": link.span_id, "attributes": attribute_json.plain(link.attributes)}
+        {"trace_id": link.trace_id, "span_id": link.span_id, "attributes": plain_attributes(link.attributes)}
         for link in span.links
     ]
     return plain

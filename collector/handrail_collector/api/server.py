@@ -13,7 +13,6 @@ import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -26,7 +25,6 @@ from handrail.security.tokens import Authenticator
 from handrail_collector.api.compare import COMPARE_PARAMETERS, answer, parse_compare
 from handrail_collector.api.errors import ApiError, nearest
 from handrail_collector.api.events import happened_to_json
-from handrail_collector.api.overlay import LiveRows, RowAnswer, listed, listed_fetches, listed_stalls, named
 from handrail_collector.api.query import (
     EVENT_PARAMETERS,
     EXPLAIN_PARAMETERS,
@@ -44,9 +42,7 @@ from handrail_collector.api.schema import fetch_to_json, row_to_json, span_to_js
 from handrail_collector.explain.devices.timeline_samples import tracked
 from handrail_collector.links.question import LinksQuestion
 from handrail_collector.rows import FetchRow, RequestRow, StallRow
-from handrail_collector.store.contract import StoreQueries
-from handrail_collector.store.fetch_filter import FetchFilter
-from handrail_collector.store.filter import MAX_LIMIT, RequestFilter
+from handrail_collector.store.contract import LiveRows, StoreQueries
 from handrail_collector.store.manifest import StoreDamagedError
 from handrail_collector.store.queries.events import happened
 from handrail_collector.store.read import StoreReader
@@ -148,7 +144,7 @@ class ApiServer:
     async def _list(self, request: web.Request) -> web.Response:
         wanted = parse_query(request.query.items(), self._now_unix_ns())
         live = self._live.rows()  # before the store is read: a row stored meanwhile is then in both, never in neither
-        return await self._answer(lambda: (200, self._listing(wanted, live)))
+        return await self._answer(lambda: (200, {"requests": [_row(row) for row in self._reader.requests(wanted, live)]}))
 
     async def _one(self, request: web.Request) -> web.Response:
         any_id = request.match_info["id"]
@@ -163,11 +159,7 @@ class ApiServer:
     async def _fetches(self, request: web.Request) -> web.Response:
         wanted = parse_fetches(request.query.items(), self._now_unix_ns())
         live = self._live.fetches()
-        return await self._answer(lambda: (200, self._handed(wanted, live)))
-
-    def _handed(self, wanted: FetchFilter, live: Sequence[FetchRow]) -> dict[str, Any]:
-        more = replace(wanted, limit=min(wanted.limit + len(live), MAX_LIMIT))
-        return {"fetches": [fetch_to_json(row) for row in listed_fetches(self._reader.fetches(more), live, wanted)]}
+        return await self._answer(lambda: (200, {"fetches": [fetch_to_json(row) for row in self._reader.fetches(wanted, live)]}))
 
     async def _events(self, request: web.Request) -> web.Response:
         now = self._now_unix_ns()
@@ -197,10 +189,6 @@ class ApiServer:
     async def _state(self, _: web.Request) -> web.Response:
         return web.json_response(self._status())
 
-    def _listing(self, wanted: RequestFilter, live: Sequence[RequestRow]) -> dict[str, Any]:
-        more = replace(wanted, limit=min(wanted.limit + len(live), MAX_LIMIT))
-        return {"requests": [_row(answer) for answer in listed(self._reader.requests(more), live, wanted)]}
-
     def _files(self, request: web.Request) -> StoreReader:
         """Return the store where it consists of files.
 
@@ -217,7 +205,7 @@ class ApiServer:
         live_fetches: Sequence[FetchRow],
         live_stalls: Sequence[StallRow],
     ) -> tuple[int, dict[str, Any]]:
-        found = named(self._reader.find(any_id), live, any_id)
+        found = self._reader.find(any_id, live)
         if not found:
             raise ApiError(
                 status=404,
@@ -227,16 +215,14 @@ class ApiServer:
                 nearest=tuple(self._reader.near(any_id)),
             )
         if len(found) > 1:
-            return 300, {"candidates": [_row(answer) for answer in found], "matches": len(found)}
-        spans = self._reader.spans(found[0].row)
-        baseline = _compared(self._reader, found[0].row) if isinstance(self._reader, StoreReader) else None
-        row = found[0].row
-        own = [f for f in live_fetches if (f.trace_id, f.request_id) == (row.trace_id, row.request_id)]
-        fetches = listed_fetches(self._reader.fetches_of(row), own, FetchFilter(descending=False))
+            return 300, {"candidates": [_row(row) for row in found], "matches": len(found)}
+        (row,) = found
+        spans = self._reader.spans(row)
+        baseline = _compared(self._reader, row) if isinstance(self._reader, StoreReader) else None
         return 200, {
-            "request": _row(found[0]),
-            "fetches": [fetch_to_json(fetch) for fetch in sorted(fetches, key=lambda fetch: fetch.number)],
-            "stalls": [stall_to_json(stall) for stall in listed_stalls(self._reader.stalls_of(row), live_stalls, row)],
+            "request": _row(row),
+            "fetches": [fetch_to_json(fetch) for fetch in self._reader.fetches_of(row, live_fetches)],
+            "stalls": [stall_to_json(stall) for stall in self._reader.stalls_of(row, live_stalls)],
             "spans": [span_to_json(span) for span in spans],
             "matches": 1,
             "baseline": baseline,
@@ -282,8 +268,8 @@ def _compared(reader: StoreReader, row: RequestRow) -> dict[str, Any] | None:
     return compared(reader, row)
 
 
-def _row(answer: RowAnswer) -> dict[str, Any]:
-    return row_to_json(answer.row) | {"provisional": answer.provisional}
+def _row(row: RequestRow) -> dict[str, Any]:
+    return row_to_json(row) | {"provisional": row.version == 0}
 
 
 async def _page(_: web.Request) -> web.Response:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from handrail.phases import Phase, Place
-from handrail_collector.store.request_columns import may_be
+from handrail_collector.store.tables.requests import may_be
 
 KV_PHASES: Final = (Phase.KV_WAIT, Phase.KV_HANDSHAKE, Phase.KV_TRANSFER, Phase.KV_NOTICE)
 """Phases of the hand-off itself."""

@@ -13,7 +13,7 @@ from handrail.records import EngineSample, Iteration, ProcessEvent
 from handrail.records.devices import DeviceRun
 from handrail_collector.rows import ClockPairRow, EventRow, FetchRow, FindingRow, IterationRow, ProcessEventRow, StallRow
 from handrail_collector.store.schema import Table
-from handrail_collector.store.tables.dataclass_table import FlatRows
+from handrail_collector.store.tables.append_only import FlatRows
 
 MINUTE_NS = 60 * 10**9
 HOUR_NS = 60 * MINUTE_NS

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from handrail_collector.store.queries.aggregates import Measure
+from handrail_collector.store.queries.period import Measure
 
 TIMES_LONGER: Final = 1.5
 LEAST_LONGER_NS: Final = {Measure.TTFT: 50_000_000, Measure.GAP: 20_000_000}

@@ -21,8 +21,19 @@ from handrail_collector.explain.period.concentration import PLACES, CaseControlS
 from handrail_collector.explain.period.minimum_effect import much_longer
 from handrail_collector.explain.period.stalls import Stalling, stalling
 from handrail_collector.explain.period.tail import LEAST_SLOW, PhaseMore, TailCauses, causing, phases_more
-from handrail_collector.store.queries.aggregates import BIN_ERROR, BINS_PER_E, DIMENSIONS, OTHER, PHASE_SUMS, SLOW, USUAL, Measure
-from handrail_collector.store.queries.period import RANKS, SLOW_RANK, PeriodData, Quantiles
+from handrail_collector.store.queries.period import (
+    DIMENSIONS,
+    OTHER,
+    PHASE_SUMS,
+    RANKS,
+    SLOW,
+    SLOW_RANK,
+    USUAL,
+    Measure,
+    PeriodData,
+    Quantiles,
+)
+from handrail_collector.store.rollups import BIN_ERROR, BINS_PER_E
 
 SHOWN: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 NOT_FAILED: Final = frozenset(

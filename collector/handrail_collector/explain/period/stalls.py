@@ -46,7 +46,7 @@ class Stalling:
 
 
 def stalling(counts: pa.Table) -> Stalling | None:
-    """Summarise one scope's rows of ``store.stall_counts``; None without stalls."""
+    """Summarise one scope's rows of ``stall_causes.sql``; None without stalls."""
     if not counts.num_rows:
         return None
     stalls, longest = _sum(counts, "stalls"), _sum(counts, "longest")
