@@ -44,7 +44,7 @@ _BEFORE_UNIT: Final = re.compile(r"(?<=\d) (?=%|(?:ns|µs|ms|s)\b)")
 class SpanView(Protocol):
     """The shown parts of a span.
 
-    ``handrail_collector.store.span.SpanRow`` has them.
+    ``handrail_collector.store.tables.spans.SpanRow`` has them.
     """
 
     @property

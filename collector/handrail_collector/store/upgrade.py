@@ -18,15 +18,15 @@ from handrail_collector.store.schema import Table
 
 RENAMED: Final[Mapping[Table, Mapping[str, str]]] = {
     Table.KV_FETCHES: {
-        "producer_instance": "producer_instance",
-        "producer_host": "producer_host",
-        "producer_engine_id": "producer_engine_id",
-        "producer_request": "producer_request",
-        "producer_address": "producer_address",
-        "consumer_instance": "consumer_instance",
-        "consumer_host": "consumer_host",
-        "consumer_engine_id": "consumer_engine_id",
-        "consumer_request": "consumer_request",
+        "keeper_instance": "producer_instance",
+        "keeper_host": "producer_host",
+        "keeper_engine_id": "producer_engine_id",
+        "keeper_request": "producer_request",
+        "keeper_address": "producer_address",
+        "reader_instance": "consumer_instance",
+        "reader_host": "consumer_host",
+        "reader_engine_id": "consumer_engine_id",
+        "reader_request": "consumer_request",
     },
     Table.ITERATIONS: {"usual_ns": "median_ns"},
 }
