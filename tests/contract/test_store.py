@@ -24,9 +24,9 @@ from doubles.memory_store import Kept as MemoryKept
 from doubles.memory_store import MemoryReader, MemoryWriter
 from doubles.store_filters import matches, order, sample_matches
 from handrail.records.devices import DeviceSample, runs
-from handrail_collector.rows import MERGED, NO_STALLS, JoinRow, RequestRow, StallRow
+from handrail_collector.rows import MERGED, NO_STALLS, WITHDRAWN_FETCHES, JoinRow, RequestRow, StallRow
 from handrail_collector.store.contract import StoreQueries, StoreWriter
-from handrail_collector.store.filters import SORTS, RequestFilter, SampleFilter
+from handrail_collector.store.filters import SORTS, FetchFilter, RequestFilter, SampleFilter
 from handrail_collector.store.layout import HOUR_NS
 from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
 from handrail_collector.store.publish import StorePublisher
@@ -402,6 +402,53 @@ def test_the_stalls_of_a_request_are_those_of_its_highest_version_in_order(store
     store.writer.publish(20, 30, 0, [], [], flat={Table.STALLS: [stall(NO_STALLS, 3)]})
     store.after_publish()
     assert store.reader.stalls_of(row) == []
+
+
+@pytest.mark.parametrize("fields", FILTERS.values(), ids=FILTERS)
+def test_rows_that_are_not_stored_yet_count_as_if_they_were(store: Store, fields: dict[str, Any]) -> None:
+    rows = [replace(row, version=1) for row in varied(90)]
+    live = [
+        *(replace(row, version=2, outcome="http_error", findings=("late",)) for row in rows[:4]),
+        replace(rows[4], version=2, scope=MERGED, phases=(), joins=(), span_ids=()),
+        *(replace(row, version=0) for row in rows[5:8]),  # open once more, in a replay: what is stored counts
+        rows[8],  # stored while the question was asked
+        *(replace(row, version=0) for row in rows[60:]),
+    ]
+    store.publish([], rows[:30])
+    store.publish([], rows[30:60])
+    wanted = RequestFilter(**({"limit": 1000} | fields))
+    known = [*live[:4], *rows[5:60], *live[9:]]
+    fitting = sorted((row for row in known if matches(wanted, row)), key=lambda row: order(wanted, row))
+    assert store.reader.requests(wanted, live) == fitting[: wanted.limit]
+
+
+def test_a_request_is_found_before_it_is_stored(store: Store) -> None:
+    first, second, third = (replace(row, version=1) for row in request_rows(3))
+    store.publish([], [first])
+    live = [replace(first, version=2, client_request_id="changed"), replace(second, version=0), third]
+    assert store.reader.find(first.trace_id, live) == [live[0]]
+    assert store.reader.find(str(first.client_request_id), live) == [live[0]]  # by its key
+    assert store.reader.find(str(second.client_request_id), live) == [live[1]]
+    assert store.reader.find(third.trace_id, [replace(third, version=2, scope=MERGED)]) == []
+
+
+def test_fetches_and_stalls_that_are_not_stored_yet_replace_earlier_ones(store: Store) -> None:
+    row = replace(request_rows(1)[0], started_unix_ns=START_UNIX_NS)
+    own = {"trace_id": row.trace_id, "request_id": row.request_id}
+
+    def rows(table: Table, version: int, numbers: Sequence[int], **more: Any) -> list[Any]:
+        return [flat_row(table, 5, START_UNIX_NS + n, **{**own, "number": n, "version": version, **more}) for n in numbers]
+
+    fetches, stalls = rows(Table.KV_FETCHES, 1, (0, 1)), rows(Table.STALLS, 1, (0, 1))
+    store.publish([], [row], {Table.KV_FETCHES: fetches, Table.STALLS: stalls})
+    again = rows(Table.KV_FETCHES, 1, (1,), outcome="expired")
+    later = rows(Table.KV_FETCHES, 2, (0,), outcome="ok")
+    assert store.reader.fetches_of(row, again) == [fetches[0], *again]
+    assert store.reader.fetches_of(row, later) == later
+    assert store.reader.fetches(FetchFilter(outcome="ok"), later) == later
+    assert store.reader.fetches(FetchFilter(), rows(Table.KV_FETCHES, 2, (WITHDRAWN_FETCHES,))) == []
+    assert store.reader.stalls_of(row, rows(Table.STALLS, 2, (0,), cause="preemption"))[0].cause == "preemption"
+    assert store.reader.stalls_of(row, [flat_row(Table.STALLS, 7, START_UNIX_NS)]) == stalls
 
 
 def test_a_question_about_a_time_reads_nothing_of_others(store: Store) -> None:

@@ -3,7 +3,7 @@
 WITH streams AS (
     SELECT scope, model, gap_sum_ns, gap_min_ns, gap_max_ns, gap_buckets, gap_counts
     FROM requests
-    WHERE len(gap_buckets) > 0
+    WHERE array_length(gap_buckets) > 0
         AND ($since_unix_ns IS NULL OR started_unix_ns >= $since_unix_ns)
         AND ($until_unix_ns IS NULL OR started_unix_ns < $until_unix_ns)
         AND ($scope IS NULL OR scope = $scope)
@@ -11,7 +11,7 @@ WITH streams AS (
     UNION ALL
     SELECT scope, model, gap_sum_ns, gap_min_ns, gap_max_ns, gap_buckets, gap_counts
     FROM rollups
-    WHERE measure = 'gaps' AND len(gap_buckets) > 0 AND ($scope IS NULL OR scope = $scope) AND ($model IS NULL OR model = $model)
+    WHERE measure = 'gaps' AND array_length(gap_buckets) > 0 AND ($scope IS NULL OR scope = $scope) AND ($model IS NULL OR model = $model)
 ),
 buckets AS (
     SELECT scope, model, bucket, sum(gaps) AS gaps
