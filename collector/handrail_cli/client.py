@@ -28,8 +28,7 @@ from handrail_collector.compare.report import Comparison, from_plain
 from handrail_collector.explain.period.question import Question
 from handrail_collector.links.question import LinksQuestion
 from handrail_collector.rows import FetchRow, RequestRow
-from handrail_collector.store.fetch_filter import FetchFilter
-from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.filters import FetchFilter, RequestFilter
 
 DEFAULT_API: Final = "http://127.0.0.1:4380"
 API_VARIABLE: Final = "HANDRAIL_API"

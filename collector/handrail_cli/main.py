@@ -25,7 +25,7 @@ PROGRAM: Final = "handrail"
 _TIME_FLAGS: Final = frozenset({"--since", "--until", "--start"})
 _AGO: Final = re.compile(r"-\d")
 _PERIOD_AGO: Final = re.compile(r"-\d[^.]*(\.\d[^.]*)?\.\.")
-_COLLECTOR_MODULES: Final = frozenset({"duckdb", "ibis", "numpy", "pyarrow"})  # not in the sidecar extra
+_COLLECTOR_MODULES: Final = frozenset({"duckdb", "numpy", "pyarrow"})  # not in the sidecar extra
 
 
 @dataclass(frozen=True, slots=True)

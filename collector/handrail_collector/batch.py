@@ -23,9 +23,9 @@ from handrail_collector.stitch.engine_activity import Activities
 from handrail_collector.stitch.evidence import Item
 from handrail_collector.stitch.stitcher import SECOND, Decision, Stitcher, StitchSettings
 from handrail_collector.store.publish import StorePublisher
-from handrail_collector.store.samples import SampleRow, table_of
 from handrail_collector.store.schema import Table
-from handrail_collector.store.tables.dataclass_table import FlatRows
+from handrail_collector.store.tables.append_only import FlatRows
+from handrail_collector.store.tables.samples import SampleRow, table_of
 
 ROWS_A_PUBLISH = 20_000
 

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Final
 
 from handrail.metrics.histogram import LATENCY, Exemplar, Histogram
-from handrail_collector.store.counter_totals import Added
+from handrail_collector.store.manifest import Added
 
 KEPT = "as of the last publish, over restarts"
 """Help text for counts that the store keeps, which a replay does not count again."""
@@ -100,7 +100,7 @@ class Durations:
             self.counts[bucket] = self.counts.get(bucket, 0) + count
 
     def flat(self) -> tuple[int, ...]:
-        """Encode as increments that the store adds up (``store/counter_totals.py``).
+        """Encode as increments that the store adds up (``store/manifest.py``).
 
         Place 0 is the sum in ns. Place 1 + bucket is the count of the bucket.
         """

@@ -49,9 +49,9 @@ from handrail_collector.stitch.duplicates import Duplicates
 from handrail_collector.stitch.engine_activity import Activities, Activity
 from handrail_collector.stitch.engines import EngineRegistry
 from handrail_collector.stitch.stitcher import Stitcher
-from handrail_collector.store.samples import table_of
 from handrail_collector.store.schema import Table
-from handrail_collector.store.span import SpanPlace, SpanRow
+from handrail_collector.store.tables.samples import table_of
+from handrail_collector.store.tables.spans import SpanPlace, SpanRow
 
 SPANS_A_SLICE = 128
 """Spans handled before the loop may switch tasks: about 3 ms.

@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from handrail_collector.rows import RequestRow
-from handrail_collector.store.request_columns import requests_table
 from handrail_collector.store.schema import Table
-from handrail_collector.store.span import SpanRow
-from handrail_collector.store.span_columns import spans_table
-from handrail_collector.store.tables.append_only import APPEND_ONLY
-from handrail_collector.store.tables.dataclass_table import PUBLISHED_TOGETHER
+from handrail_collector.store.tables.append_only import APPEND_ONLY, PUBLISHED_TOGETHER
+from handrail_collector.store.tables.requests import requests_table
+from handrail_collector.store.tables.spans import SpanRow, spans_table
 
 
 @dataclass(slots=True)

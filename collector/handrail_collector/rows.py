@@ -84,7 +84,10 @@ class RequestRow:
     gap_max_ns: int | None
     gap_p50_ns: int | None
     gap_p99_ns: int | None
-    gap_sketch: bytes | None
+    gap_sum_ns: int | None  # this and the next three: of the stream's histogram of gaps
+    gap_min_ns: int | None
+    gap_buckets: tuple[int, ...]  # indices of the buckets in use, ascending (handrail.metrics.exponential_histogram)
+    gap_counts: tuple[int, ...]  # gaps in each of them
     phase_of: str  # "ttft" | "total": what the phases sum to; "" when it is not known
     phases: tuple[PhaseRow, ...]
     joins: tuple[JoinRow, ...]

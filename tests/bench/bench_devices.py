@@ -22,8 +22,8 @@ from builders.device_samples import GPU_TABLE, busy_host, process
 from handrail.records.devices import DeviceRun, DeviceSample
 from handrail.wire.device_samples import DeviceMetrics, devices_request, named, read_devices
 from handrail_collector.store.compaction import fold_samples
-from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import Table, encode
+from handrail_collector.store.tables.samples import SAMPLED
 from handrail_sidecar.export.resource import own_resource
 
 SECONDS = 1200

@@ -16,14 +16,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does: the synthetic rows are a module of the tests
 
 from builders.store_rows import Fleet, moved, request_rows, spans_of_requests
-from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.filters import RequestFilter
 from handrail_collector.store.layout import HOUR_NS
 from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
 from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
-from handrail_collector.store.request_columns import requests_table
 from handrail_collector.store.schema import REQUEST_COLUMNS, Table, encode
-from handrail_collector.store.span_columns import spans_table
+from handrail_collector.store.tables.requests import requests_table
+from handrail_collector.store.tables.spans import spans_table
 
 _REQUESTS = 1_000_000
 _PUBLISH_ROWS = 50_000

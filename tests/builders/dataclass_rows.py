@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from handrail_collector.store.schema import Table
-from handrail_collector.store.tables.dataclass_table import FLAT
+from handrail_collector.store.tables.append_only import FLAT
 
 _IDS = {"trace_id": 16, "request_id": 8, "span_id": 8, "key": 8}
 

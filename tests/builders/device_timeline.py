@@ -16,9 +16,9 @@ from handrail.records import Process, Role
 from handrail.records.devices import DeviceSample, DeviceValue, runs
 from handrail_collector.rows import ClockPairRow, RequestRow
 from handrail_collector.store.publish import StorePublisher
-from handrail_collector.store.samples import table_of
 from handrail_collector.store.schema import Table
-from handrail_collector.store.span import SpanRow
+from handrail_collector.store.tables.samples import table_of
+from handrail_collector.store.tables.spans import SpanRow
 
 S = 10**9
 TICK = 100 * MS

@@ -19,8 +19,8 @@ from builders.store_rows import START_UNIX_NS, moved, request_rows
 from handrail.phases import Phase
 from handrail_collector.store.layout import HOUR_NS
 from handrail_collector.store.publish import StorePublisher
-from handrail_collector.store.request_columns import requests_table
 from handrail_collector.store.schema import UNATTRIBUTED_DECODE, UNATTRIBUTED_PREFILL, phase_column
+from handrail_collector.store.tables.requests import requests_table
 
 FIRST_HOUR = START_UNIX_NS // HOUR_NS + 1
 _TIMES = (*(phase_column(phase.value) for phase in Phase), UNATTRIBUTED_PREFILL, UNATTRIBUTED_DECODE)

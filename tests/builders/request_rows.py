@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from builders.gaps import NO_GAPS
 from handrail_collector.rows import JoinRow, PhaseRow, RequestRow
 
 MS = 10**6
@@ -89,7 +90,7 @@ def request_row(phases: tuple[PhaseRow, ...], **changes: Any) -> RequestRow:
         gap_max_ns=48 * MS,
         gap_p50_ns=11_200_000,
         gap_p99_ns=19_900_000,
-        gap_sketch=None,
+        **NO_GAPS,
         phase_of="ttft",
         phases=phases,
         joins=JOINS,

@@ -9,8 +9,8 @@ from typing import Final
 from builders.request_rows import MS, STARTED
 from handrail_collector.explain.period.report import ScopeAnswer, Tail, explain
 from handrail_collector.rows import RequestRow
+from handrail_collector.store.filters import PeriodQuery
 from handrail_collector.store.publish import StorePublisher
-from handrail_collector.store.queries.aggregates import PeriodQuery
 from handrail_collector.store.queries.period import load_period
 from handrail_collector.store.read import StoreReader
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from builders.gaps import gap_fields
 from handrail import conventions as names
 from handrail.metrics.exponential_histogram import GapSketch
 from handrail.otlp.values import AttributeValue
 from handrail_collector.rows import JoinRow, PhaseRow, RequestRow
-from handrail_collector.store.span import SpanRow
+from handrail_collector.store.tables.spans import SpanRow
 
 START_UNIX_NS = 1_796_000_000_000_000_000
 WALL, MONOTONIC = 2.0**22, 2.0**38
@@ -191,17 +192,17 @@ def _edge_span(
         names.GAP_SUM_NS: length - ttft,
         names.GAP_MAX_NS: int((length - ttft) / output * rng.uniform(1.2, 4)),
         names.GAP_MAX_AT_NS: rng.randrange(ttft, length),
-        names.GAP_SKETCH: sketch(output, rng),
+        names.GAP_SKETCH: stream_gaps(output, rng).encode(),
     }
     return _span(number, trace_id, span_id, "", at, length, "edge", "10.0.0.1:8080", resource, attributes, names.SPAN_REQUEST)
 
 
-def sketch(output_tokens: int, rng: random.Random) -> bytes:
-    """Build the gap sketch of a stream with ``output_tokens`` chunks."""
+def stream_gaps(output_tokens: int, rng: random.Random) -> GapSketch:
+    """Build the gaps of a stream with ``output_tokens`` chunks."""
     gap = rng.lognormvariate(16.5, 0.2)
     gaps = GapSketch()
     gaps.extend([int(gap * rng.lognormvariate(0, 0.35)) for _ in range(output_tokens - 1)])
-    return gaps.encode()
+    return gaps
 
 
 def request_rows(count: int, fleet: Fleet | None = None, seed: int = 2) -> list[RequestRow]:
@@ -248,7 +249,7 @@ def _request_row(number: int, at: int, fleet: Fleet, rng: random.Random) -> Requ
     phases = (*phases[:6], waited, *phases[6:])
     ttft = sum(phase.duration_ns for phase in phases)
     output = int(rng.lognormvariate(5, 0.8)) + 1
-    gap = int(rng.lognormvariate(16.5, 0.2))
+    gap, gaps = int(rng.lognormvariate(16.5, 0.2)), stream_gaps(output, rng)
     return RequestRow(
         request_id=ids[0],
         version=1 + (rng.random() < 0.01),
@@ -283,10 +284,10 @@ def _request_row(number: int, at: int, fleet: Fleet, rng: random.Random) -> Requ
         kv_outcome="ok",
         gap_unit="chunk",
         gap_count=output - 1,
-        gap_max_ns=int(gap * rng.uniform(1.2, 4)),
+        gap_max_ns=gaps.max_ns,
         gap_p50_ns=int(1.02 ** round(rng.gauss(832, 4))),
         gap_p99_ns=int(1.02 ** round(rng.gauss(870, 8))),
-        gap_sketch=sketch(output, rng),
+        **gap_fields(gaps),
         phase_of="ttft",
         phases=phases,
         joins=tuple(JoinRow(evidence=e, how=h, span_id=i) for e, h, i in zip(evidence, hows, ids, strict=True)),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from handrail.phases import Phase
 from handrail_collector.rows import JoinRow, PhaseRow, RequestRow
-from handrail_collector.store.span import SpanEvent, SpanLink, SpanRow
+from handrail_collector.store.tables.spans import SpanEvent, SpanLink, SpanRow
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 NS = st.integers(0, 2**62)
@@ -61,7 +61,8 @@ request_rows = st.builds(
     output_tokens=st.none() | INT64,
     cached_tokens=st.none() | INT64,
     prefill_attempts=INT32,
-    gap_sketch=st.none() | st.binary(max_size=20),
+    gap_buckets=st.lists(INT32, max_size=3).map(tuple),
+    gap_counts=st.lists(INT32, max_size=3).map(tuple),
     phases=st.lists(phases, max_size=6).map(tuple),
     joins=st.lists(joins, max_size=4).map(tuple),
     findings=texts,
@@ -77,7 +78,7 @@ request_rows = st.builds(
     kv_outcome=st.none() | TEXT,
     gap_unit=st.none() | TEXT,
     phase_of=TEXT,
-    **{name: st.none() | INT64 for name in ("gap_count", "gap_max_ns", "gap_p50_ns", "gap_p99_ns")},
+    **{name: st.none() | INT64 for name in ("gap_count", "gap_max_ns", "gap_p50_ns", "gap_p99_ns", "gap_sum_ns", "gap_min_ns")},
 )
 
 span_rows = st.builds(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from handrail.metrics.histogram import LATENCY
 from handrail_collector.counters import LAYOUT, CounterKey, DurableCounters, Durations, Timed
-from handrail_collector.store.counter_totals import added_up
+from handrail_collector.store.manifest import added_up
 
 NS = st.integers(0, 200 * 10**9)
 

@@ -19,7 +19,7 @@ from handrail_collector.batch import newest, publish, rows_of
 from handrail_collector.rows import MERGED, RequestRow
 from handrail_collector.stitch.evidence import Item
 from handrail_collector.stitch.stitcher import SECOND
-from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.filters import RequestFilter
 from handrail_collector.store.read import StoreReader
 from handrail_sim.emulator import scenario as scenarios
 from handrail_sim.emulator.faults import parse

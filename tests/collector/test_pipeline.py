@@ -28,7 +28,7 @@ from handrail.wire.exchange import resource_of, to_span
 from handrail_collector.journal.journal import Journal, JournalSettings
 from handrail_collector.pipeline import REQUESTS_A_SLICE, Pipeline
 from handrail_collector.stitch.stitcher import SECOND, StitchSettings
-from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.filters import RequestFilter
 from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
@@ -215,7 +215,7 @@ async def test_a_publish_in_the_middle_of_a_large_entry_stores_no_span_twice(tmp
     async with running(tmp_path, clock) as (journal, pipeline):
         await taken(pipeline, journal)
     reader = StoreReader(tmp_path / "store")
-    files = [f for p in reader.publishes() for f in p.files if f.table is Table.SPANS]
+    files = [f for p in reader.snapshot().publishes for f in p.files if f.table is Table.SPANS]
     assert sum(f.rows for f in files) == 2000
     reader.close()
 

@@ -30,8 +30,8 @@ from handrail_collector.rows import MERGED, RequestRow
 from handrail_collector.stitch.stitcher import SECOND, StitchSettings
 from handrail_collector.store.manifest import ManifestReader, files_of
 from handrail_collector.store.publish import StorePublisher
-from handrail_collector.store.request_columns import request_row
 from handrail_collector.store.schema import Table
+from handrail_collector.store.tables.requests import request_row
 from harness.pipelines import START, Clock, batch, send, stored, sweep, taken
 
 REQUESTS = 20

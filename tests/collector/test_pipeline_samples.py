@@ -18,8 +18,8 @@ from handrail.otlp.payload import with_batch_seq
 from handrail.otlp.signals import Signal
 from handrail.records.devices import DeviceSample, runs
 from handrail.wire.engine_samples import metrics_request
+from handrail_collector.store.filters import SampleFilter
 from handrail_collector.store.read import StoreReader
-from handrail_collector.store.sample_filter import SampleFilter
 from handrail_collector.store.schema import Table
 from handrail_sidecar.export.resource import own_resource
 from harness.pipelines import Clock, device_batch, proxies, running, send, stored, sweep, taken

@@ -25,7 +25,7 @@ from handrail_collector.explain.period.question import Question
 from handrail_collector.links.answer import answered as linked
 from handrail_collector.links.question import LinksQuestion
 from handrail_collector.stitch.stitcher import SECOND
-from handrail_collector.store.filter import SORTS, RequestFilter
+from handrail_collector.store.filters import SORTS, RequestFilter
 from handrail_collector.store.manifest import ManifestReader, files_of
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table

@@ -22,20 +22,20 @@ from builders.engine_samples import engine_sample
 from builders.store_rows import START_UNIX_NS, request_rows, spans_of_requests
 from doubles.memory_store import Kept as MemoryKept
 from doubles.memory_store import MemoryReader, MemoryWriter
+from doubles.store_filters import matches, order, sample_matches
 from handrail.records.devices import DeviceSample, runs
-from handrail_collector.rows import MERGED, NO_STALLS, JoinRow, RequestRow, StallRow
+from handrail_collector.rows import MERGED, NO_STALLS, WITHDRAWN_FETCHES, JoinRow, RequestRow, StallRow
 from handrail_collector.store.contract import StoreQueries, StoreWriter
-from handrail_collector.store.filter import SORTS, RequestFilter
+from handrail_collector.store.filters import SORTS, FetchFilter, RequestFilter, SampleFilter
 from handrail_collector.store.layout import HOUR_NS
 from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
 from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.recovery import PublishedRow, Recovered
-from handrail_collector.store.sample_filter import SampleFilter
-from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import Table
-from handrail_collector.store.span import SpanRow
-from handrail_collector.store.tables.dataclass_table import FlatRows
+from handrail_collector.store.tables.append_only import FlatRows
+from handrail_collector.store.tables.samples import SAMPLED
+from handrail_collector.store.tables.spans import SpanRow
 
 
 @dataclass(slots=True)
@@ -196,7 +196,7 @@ def test_every_filter_means_the_same_in_the_store_as_in_python(store: Store) -> 
     differ = []
     for name, fields in FILTERS.items():
         wanted = RequestFilter(**({"limit": 1000} | fields))
-        fitting = sorted(filter(wanted.matches, rows), key=wanted.order)
+        fitting = sorted((row for row in rows if matches(wanted, row)), key=lambda row: order(wanted, row))
         if store.reader.requests(wanted) != fitting[: wanted.limit] or store.reader.count(wanted) != len(fitting):
             differ.append(name)
     assert differ == []
@@ -208,7 +208,7 @@ def test_rows_are_sorted_by_any_figure_either_way(store: Store) -> None:
     for sort in SORTS:
         for descending in (True, False):
             wanted = RequestFilter(sort=sort, descending=descending, limit=25)
-            assert store.reader.requests(wanted) == sorted(rows, key=wanted.order)[:25], sort
+            assert store.reader.requests(wanted) == sorted(rows, key=lambda row: order(wanted, row))[:25], sort
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_the_highest_version_of_a_row_counts_wherever_it_is(store: Store) -> Non
     newest = [*rows[:2], second, third, *rows[4:]]
     for fields in ({}, {"outcome": "ok"}, {"until_unix_ns": START_UNIX_NS + HOUR_NS}, {"limit": 3}, {"sort": "ttft"}):
         wanted = RequestFilter(**fields)
-        fitting = sorted(filter(wanted.matches, newest), key=wanted.order)
+        fitting = sorted((row for row in newest if matches(wanted, row)), key=lambda row: order(wanted, row))
         assert store.reader.requests(wanted) == fitting[: wanted.limit], fields
         assert store.reader.count(wanted) == len(fitting), fields
     assert store.reader.find(rows[2].trace_id) == [second]
@@ -406,6 +406,53 @@ def test_the_stalls_of_a_request_are_those_of_its_highest_version_in_order(store
     assert store.reader.stalls_of(row) == []
 
 
+@pytest.mark.parametrize("fields", FILTERS.values(), ids=FILTERS)
+def test_rows_that_are_not_stored_yet_count_as_if_they_were(store: Store, fields: dict[str, Any]) -> None:
+    rows = [replace(row, version=1) for row in varied(90)]
+    live = [
+        *(replace(row, version=2, outcome="http_error", findings=("late",)) for row in rows[:4]),
+        replace(rows[4], version=2, scope=MERGED, phases=(), joins=(), span_ids=()),
+        *(replace(row, version=0) for row in rows[5:8]),  # open once more, in a replay: what is stored counts
+        rows[8],  # stored while the question was asked
+        *(replace(row, version=0) for row in rows[60:]),
+    ]
+    store.publish([], rows[:30])
+    store.publish([], rows[30:60])
+    wanted = RequestFilter(**({"limit": 1000} | fields))
+    known = [*live[:4], *rows[5:60], *live[9:]]
+    fitting = sorted((row for row in known if matches(wanted, row)), key=lambda row: order(wanted, row))
+    assert store.reader.requests(wanted, live) == fitting[: wanted.limit]
+
+
+def test_a_request_is_found_before_it_is_stored(store: Store) -> None:
+    first, second, third = (replace(row, version=1) for row in request_rows(3))
+    store.publish([], [first])
+    live = [replace(first, version=2, client_request_id="changed"), replace(second, version=0), third]
+    assert store.reader.find(first.trace_id, live) == [live[0]]
+    assert store.reader.find(str(first.client_request_id), live) == [live[0]]  # by its key
+    assert store.reader.find(str(second.client_request_id), live) == [live[1]]
+    assert store.reader.find(third.trace_id, [replace(third, version=2, scope=MERGED)]) == []
+
+
+def test_fetches_and_stalls_that_are_not_stored_yet_replace_earlier_ones(store: Store) -> None:
+    row = replace(request_rows(1)[0], started_unix_ns=START_UNIX_NS)
+    own = {"trace_id": row.trace_id, "request_id": row.request_id}
+
+    def rows(table: Table, version: int, numbers: Sequence[int], **more: Any) -> list[Any]:
+        return [flat_row(table, 5, START_UNIX_NS + n, **{**own, "number": n, "version": version, **more}) for n in numbers]
+
+    fetches, stalls = rows(Table.KV_FETCHES, 1, (0, 1)), rows(Table.STALLS, 1, (0, 1))
+    store.publish([], [row], {Table.KV_FETCHES: fetches, Table.STALLS: stalls})
+    again = rows(Table.KV_FETCHES, 1, (1,), outcome="expired")
+    later = rows(Table.KV_FETCHES, 2, (0,), outcome="ok")
+    assert store.reader.fetches_of(row, again) == [fetches[0], *again]
+    assert store.reader.fetches_of(row, later) == later
+    assert store.reader.fetches(FetchFilter(outcome="ok"), later) == later
+    assert store.reader.fetches(FetchFilter(), rows(Table.KV_FETCHES, 2, (WITHDRAWN_FETCHES,))) == []
+    assert store.reader.stalls_of(row, rows(Table.STALLS, 2, (0,), cause="preemption"))[0].cause == "preemption"
+    assert store.reader.stalls_of(row, [flat_row(Table.STALLS, 7, START_UNIX_NS)]) == stalls
+
+
 def test_a_question_about_a_time_reads_nothing_of_others(store: Store) -> None:
     days = [
         [replace(r, started_unix_ns=START_UNIX_NS + day * 48 * HOUR_NS + i) for i, r in enumerate(request_rows(3, seed=day))]
@@ -456,7 +503,8 @@ def test_samples_of_every_filter_come_back_unchanged(store: Store) -> None:
         wanted = SampleFilter(**({"since_unix_ns": 0, "until_unix_ns": 1 << 62} | fields))
         found = store.reader.samples(Table.GPU_SAMPLES, wanted)
         times = [one.at_unix_ns for one in found]
-        if by_device(found) != by_device(map(wanted.reduced, filter(wanted.matches, samples))) or times != sorted(times):
+        fitting = [wanted.reduced(one) for one in samples if sample_matches(wanted, one)]
+        if by_device(found) != by_device(fitting) or times != sorted(times):
             differ.append(name)
     assert differ == []
 

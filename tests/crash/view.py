@@ -12,12 +12,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from handrail_collector.rows import MERGED, RequestRow
+from handrail_collector.store.filters import PeriodQuery
 from handrail_collector.store.manifest import MANIFEST, files_of, parse
-from handrail_collector.store.queries.aggregates import PeriodQuery
 from handrail_collector.store.read import StoreReader
-from handrail_collector.store.request_columns import request_row
 from handrail_collector.store.schema import Table
-from handrail_collector.store.tables.dataclass_table import FLAT
+from handrail_collector.store.tables.append_only import FLAT
+from handrail_collector.store.tables.requests import request_row
 from harness.rollup_check import disagreement, exact_answer, first_answer
 
 LOAD_DIGITS = "00000009"

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from handrail_cli.main import main
+from handrail_collector.store.snapshot import names as query_names
 from handrail_dashboards.boards import BOARDS
 
 ROOT = Path(__file__).parents[2]
@@ -129,4 +130,5 @@ def test_the_wheel_has_the_files(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"handrail_dashboards/generated/{name}" for name in FILES} <= names
+    assert {f"handrail_collector/store/queries/{name}.sql" for name in query_names()} <= names
     assert {f"handrail_dashboards/provisioning/{kind}.yaml" for kind in ("dashboards", "datasources")} <= names

@@ -10,19 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from doubles.store_filters import fetch_matches, fetch_order, matches, newest_version, order, sample_matches, thinned
 from handrail.records.devices import DeviceRun, DeviceSample
-from handrail_collector.api.overlay import newest_version
 from handrail_collector.rows import MERGED, FetchRow, RequestRow, StallRow
-from handrail_collector.store.counter_totals import Added, added_up
-from handrail_collector.store.fetch_filter import FetchFilter
-from handrail_collector.store.filter import RequestFilter
-from handrail_collector.store.match import best
+from handrail_collector.store.filters import FetchFilter, RequestFilter, SampleFilter
+from handrail_collector.store.manifest import Added, added_up
+from handrail_collector.store.read import best
 from handrail_collector.store.recovery import PublishedRow, Recovered
-from handrail_collector.store.sample_filter import SampleFilter, thinned
-from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import Table
-from handrail_collector.store.span import SpanRow
-from handrail_collector.store.tables.dataclass_table import FlatRows
+from handrail_collector.store.tables.append_only import FlatRows
+from handrail_collector.store.tables.samples import SAMPLED
+from handrail_collector.store.tables.spans import SpanRow
 
 
 @dataclass(slots=True)
@@ -94,22 +92,22 @@ class MemoryReader:
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
 
-    def _rows(self) -> list[RequestRow]:
-        return [row for row in _newest([row for _, row in self._kept.rows]) if row.scope != MERGED]
+    def _rows(self, live: Sequence[RequestRow] = ()) -> list[RequestRow]:
+        return [row for row in _newest([*(row for _, row in self._kept.rows), *live]) if row.scope != MERGED]
 
-    def _fitting(self, wanted: RequestFilter) -> list[RequestRow]:
+    def _fitting(self, wanted: RequestFilter, live: Sequence[RequestRow] = ()) -> list[RequestRow]:
         if problems := wanted.validate():
             raise ValueError("; ".join(problems))
-        return sorted(filter(wanted.matches, self._rows()), key=wanted.order)
+        return sorted((row for row in self._rows(live) if matches(wanted, row)), key=lambda row: order(wanted, row))
 
-    def requests(self, wanted: RequestFilter) -> list[RequestRow]:
-        return self._fitting(wanted)[: wanted.limit]
+    def requests(self, wanted: RequestFilter, live: Sequence[RequestRow] = ()) -> list[RequestRow]:
+        return self._fitting(wanted, live)[: wanted.limit]
 
     def count(self, wanted: RequestFilter) -> int:
         return len(self._fitting(wanted))
 
-    def find(self, any_id: str) -> list[RequestRow]:
-        return best(sorted(self._rows(), key=lambda row: -row.started_unix_ns), any_id)
+    def find(self, any_id: str, live: Sequence[RequestRow] = ()) -> list[RequestRow]:
+        return best(sorted(self._rows(live), key=lambda row: -row.started_unix_ns), any_id)
 
     def near(self, any_id: str, limit: int = 5) -> list[str]:
         ids = {i for r in self._rows() for i in (r.client_request_id, r.response_id, r.trace_id, r.request_id) if i}
@@ -126,23 +124,24 @@ class MemoryReader:
             members |= {span.span_id for span in latest.values() if span.parent_span_id in members}
         return sorted((s for s in latest.values() if s.span_id in members), key=lambda s: (s.start_unix_ns, s.span_id))
 
-    def fetches(self, wanted: FetchFilter) -> list[FetchRow]:
+    def fetches(self, wanted: FetchFilter, live: Sequence[FetchRow] = ()) -> list[FetchRow]:
         if problems := wanted.validate():
             raise ValueError("; ".join(problems))
-        return sorted(filter(wanted.matches, newest_version(self._kept.fetches)), key=wanted.order)[: wanted.limit]
+        found = [row for row in newest_version([*self._kept.fetches, *live]) if fetch_matches(wanted, row)]
+        return sorted(found, key=lambda row: fetch_order(wanted, row))[: wanted.limit]
 
-    def fetches_of(self, row: RequestRow) -> list[FetchRow]:
+    def fetches_of(self, row: RequestRow, live: Sequence[FetchRow] = ()) -> list[FetchRow]:
         own = (row.trace_id, row.request_id)
-        found = [f for f in newest_version(self._kept.fetches) if (f.trace_id, f.request_id) == own and f.number >= 0]
+        found = [f for f in newest_version([*self._kept.fetches, *live]) if (f.trace_id, f.request_id) == own and f.number >= 0]
         return sorted(found, key=lambda fetch: fetch.number)
 
-    def stalls_of(self, row: RequestRow) -> list[StallRow]:
+    def stalls_of(self, row: RequestRow, live: Sequence[StallRow] = ()) -> list[StallRow]:
         own = (row.trace_id, row.request_id)
-        found = [s for s in newest_version(self._kept.stalls) if (s.trace_id, s.request_id) == own and s.number >= 0]
+        found = [s for s in newest_version([*self._kept.stalls, *live]) if (s.trace_id, s.request_id) == own and s.number >= 0]
         return sorted(found, key=lambda stall: stall.number)
 
     def samples(self, table: Table, wanted: SampleFilter) -> list[Any]:
-        found = {_place(sample): sample for sample in self._kept.samples.get(table, ()) if wanted.matches(sample)}
+        found = {_place(sample): sample for sample in self._kept.samples.get(table, ()) if sample_matches(wanted, sample)}
         fitting = sorted(map(wanted.reduced, found.values()), key=_place)
         return thinned(fitting, wanted.since_unix_ns, wanted.every_ns) if wanted.every_ns else fitting
 
@@ -159,6 +158,6 @@ def _newest(rows: Sequence[RequestRow]) -> list[RequestRow]:
     newest: dict[tuple[str, str], RequestRow] = {}
     for row in rows:
         known = newest.get((row.trace_id, row.request_id))
-        if known is None or row.version > known.version:
+        if known is None or row.version >= known.version:
             newest[row.trace_id, row.request_id] = row
     return list(newest.values())

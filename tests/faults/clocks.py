@@ -19,7 +19,7 @@ from faults.evidence import loaded
 from faults.processes import collector, pause, sidecar, url
 from faults.traffic import CHUNKS, GAP_S, Traffic, completions, flowing, missing
 from faults.trial import Context, Got, NotRunError, Trial
-from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.filters import RequestFilter
 from handrail_collector.store.read import StoreReader
 from harness.acknowledged import until, until_stored
 

@@ -24,7 +24,7 @@ from handrail.otlp.signals import Signal
 from handrail.wal.filesystem import MemoryFiles
 from handrail.wal.log import Damage, LogLimits, SegmentLog
 from handrail.wal.segment_file import HEADER_BYTES
-from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.filters import RequestFilter
 from handrail_collector.store.layout import HOUR_NS
 from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
 from handrail_collector.store.manifest import MANIFEST, ManifestReader, StoreDamagedError, StoredFile, files_of

@@ -172,7 +172,9 @@ class Collector:
     def lost(self, acknowledged: set[str]) -> set[str]:
         """Count the acknowledged spans that the store misses; call after ``end``."""
         store = self.folder / "data" / "store"
-        files = [file for publish in StoreReader(store).publishes() for file in publish.files if file.table is Table.SPANS]
+        files = [
+            file for publish in StoreReader(store).snapshot().publishes for file in publish.files if file.table is Table.SPANS
+        ]
         stored = (pq.read_table(store / file.path, columns=["span_id"])["span_id"].to_pylist() for file in files)
         return acknowledged - {span.hex() for spans in stored for span in spans}
 

@@ -18,7 +18,7 @@ from handrail_collector.explain.devices.timeline_samples import tracked
 from handrail_collector.explain.period.answer import answered
 from handrail_collector.explain.period.question import Question
 from handrail_collector.rows import ClockPairRow
-from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.filters import RequestFilter
 from handrail_collector.store.read import StoreReader
 from handrail_sim.emulator import scenario as scenarios
 from handrail_sim.emulator import virtual_run

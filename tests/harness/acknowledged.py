@@ -24,7 +24,7 @@ from handrail.otlp.settings import ClientSettings
 from handrail.otlp.signals import Retryable, Signal
 from handrail.records import Exchange, Role
 from handrail.wire.exchange import resource_of, to_span
-from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.filters import RequestFilter
 from handrail_collector.store.layout import HOUR_NS
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
@@ -208,7 +208,7 @@ def stored(store: Path, *loads: Load) -> Stored:
 
 def span_ids(store: Path, reader: StoreReader) -> list[str]:
     """Return the span ids of every span file that the manifest lists."""
-    files = [file for publish in reader.publishes() for file in publish.files if file.table is Table.SPANS]
+    files = [file for publish in reader.snapshot().publishes for file in publish.files if file.table is Table.SPANS]
     return [i.hex() for f in files for i in pq.read_table(store / f.path, columns=["span_id"])["span_id"].to_pylist()]
 
 

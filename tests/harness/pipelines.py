@@ -33,7 +33,7 @@ from handrail_collector.journal.journal import Journal, JournalSettings
 from handrail_collector.pipeline import Pipeline, PipelineSettings
 from handrail_collector.rows import RequestRow
 from handrail_collector.stitch.stitcher import SECOND
-from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.filters import RequestFilter
 from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
 

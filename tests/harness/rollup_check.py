@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from handrail_collector.explain.period.report import PeriodAnswer, ScopeAnswer, explain
-from handrail_collector.store.queries.aggregates import BIN_ERROR, PeriodQuery
+from handrail_collector.store.filters import PeriodQuery
 from handrail_collector.store.queries.period import load_period
 from handrail_collector.store.read import StoreReader
+from handrail_collector.store.rollups import BIN_ERROR
 
 
 def first_answer(reader: StoreReader, of: PeriodQuery) -> PeriodAnswer:

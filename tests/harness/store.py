@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from builders.store_rows import START_UNIX_NS, request_rows, spans_of_requests
-from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.filters import RequestFilter
 from handrail_collector.store.layout import HOUR_NS
 from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
 from handrail_collector.store.manifest import ManifestReader, StoredFile, files_of

@@ -22,7 +22,7 @@ import pytest
 from handrail.metrics.model_labels import UNKNOWN
 from handrail.phases import Phase
 from handrail_collector.counters import CounterKey, DurableCounters, Timed
-from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.filters import RequestFilter
 from handrail_collector.store.manifest import added_by, observed_by
 from handrail_collector.store.read import StoreReader
 from harness.acknowledged import Load, loading, stored
@@ -111,7 +111,7 @@ async def _kill_again_and_again(tmp_path: Path, port: int, load: Load, sending: 
 
 
 def _compacted(reader: StoreReader) -> bool:
-    return any("-c0" in file.path for publish in reader.publishes() for file in publish.files)
+    return any("-c0" in file.path for publish in reader.snapshot().publishes for file in publish.files)
 
 
 def _check_counts(reader: StoreReader, requests: int) -> None:
@@ -119,7 +119,7 @@ def _check_counts(reader: StoreReader, requests: int) -> None:
 
     Its phases count once too. A request that was reported in two parts counts twice.
     """
-    publishes = reader.publishes()
+    publishes = reader.snapshot().publishes
     seen = DurableCounters(observed_by(publishes, 0), added_by(publishes, 0))
     whole = seen.durations(Timed.PHASES, 2)[Phase.UNATTRIBUTED.value, UNKNOWN].histogram().count
     assert sum(seen.by_words(CounterKey.JOINED, 2).values()) == requests

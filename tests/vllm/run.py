@@ -11,7 +11,7 @@ from pathlib import Path
 
 from handrail_collector.rows import RequestRow
 from handrail_collector.store.read import StoreReader
-from handrail_collector.store.span import SpanRow
+from handrail_collector.store.tables.spans import SpanRow
 from vllm.client import Request, Result, load, mixed
 from vllm.proxy import Handoff
 from vllm.stack import Bed, Configuration, Stack, running_stack

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from handrail_collector.rows import RequestRow
-from handrail_collector.store.span import SpanRow
+from handrail_collector.store.tables.spans import SpanRow
 from vllm.client import Result
 from vllm.configurations import CONFIGURATIONS
 from vllm.figures import Figures

@@ -39,7 +39,7 @@ from handrail_collector.compare.report import (
     SloTargets,
     to_plain,
 )
-from handrail_collector.store.filter import SCOPES
+from handrail_collector.store.filters import SCOPES
 
 if TYPE_CHECKING:
     from handrail_collector.compare.load import StorePeriod

@@ -25,7 +25,7 @@ from handrail_cli.formatting import counted
 from handrail_cli.sanitize import print_document
 from handrail_cli.time_flags import add_limit_flag, add_period_flags, query_of
 from handrail_collector.api.events import Happened, HappenedFilter, happened_to_json
-from handrail_collector.store.filter import DEFAULT_LIMIT, MAX_LIMIT
+from handrail_collector.store.filters import DEFAULT_LIMIT, MAX_LIMIT
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -30,7 +30,7 @@ from handrail_cli.errors import EXIT_OK
 from handrail_cli.sanitize import print_document
 from handrail_cli.time_flags import add_period_flags, query_of
 from handrail_collector.explain.period.question import Question
-from handrail_collector.store.filter import SCOPES
+from handrail_collector.store.filters import SCOPES
 
 _PIPE_WIDTH: Final = 100
 

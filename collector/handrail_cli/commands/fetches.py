@@ -27,8 +27,7 @@ from handrail_cli.formatting import counted
 from handrail_cli.sanitize import cleaned, print_document
 from handrail_cli.time_flags import add_limit_flag, add_period_flags, query_of
 from handrail_collector.rows import FetchRow
-from handrail_collector.store.fetch_filter import DIRECTIONS, FETCH_SORTS, OUTCOMES, FetchFilter
-from handrail_collector.store.filter import DEFAULT_LIMIT, MAX_LIMIT
+from handrail_collector.store.filters import DEFAULT_LIMIT, DIRECTIONS, FETCH_SORTS, MAX_LIMIT, OUTCOMES, FetchFilter
 
 _PIPE_WIDTH: Final = 220  # another program reads it, so no column is left out
 

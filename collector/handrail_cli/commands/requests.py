@@ -24,7 +24,7 @@ from handrail_cli.errors import EXIT_OK
 from handrail_cli.formatting import counted
 from handrail_cli.sanitize import print_document
 from handrail_cli.time_flags import add_limit_flag, add_period_flags, duration_ns, query_of
-from handrail_collector.store.filter import DEFAULT_LIMIT, MAX_LIMIT, SCOPES, SORTS, RequestFilter
+from handrail_collector.store.filters import DEFAULT_LIMIT, MAX_LIMIT, SCOPES, SORTS, RequestFilter
 
 _PIPE_WIDTH: Final = 220  # another program reads it, so no column is left out
 

@@ -25,7 +25,7 @@ from handrail_cli.render.phases import LOOKS, Look, in_path_order, instance_of, 
 from handrail_cli.render.stalls import stall_lines
 from handrail_collector.api.schema import RequestAnswer
 from handrail_collector.rows import PhaseRow, RequestRow
-from handrail_collector.store.span import SpanRow
+from handrail_collector.store.tables.spans import SpanRow
 
 MIN_WIDTH: Final = 60
 _ROLE_ORDER: Final = {"edge": 0, "router": 1, "prefill": 2, "decode": 3}

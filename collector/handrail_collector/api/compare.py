@@ -16,7 +16,7 @@ from handrail_collector.compare.comparison import Arm, CompareError, compare
 from handrail_collector.compare.formatting import period
 from handrail_collector.compare.load import StorePeriod
 from handrail_collector.compare.report import ITL_OF, SloTargets, to_plain
-from handrail_collector.store.filter import SCOPES
+from handrail_collector.store.filters import SCOPES
 
 _WHERE: Final = "query string"
 _ARMS: Final = "abc"

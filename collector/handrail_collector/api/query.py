@@ -15,8 +15,16 @@ from handrail_collector.api.events import HappenedFilter
 from handrail_collector.explain.period.question import Question
 from handrail_collector.links.question import MAX_LIMIT as MOST_LINKS
 from handrail_collector.links.question import LinksQuestion
-from handrail_collector.store.fetch_filter import DIRECTIONS, FETCH_SORTS, OUTCOMES, FetchFilter
-from handrail_collector.store.filter import MAX_LIMIT, SCOPES, SORTS, RequestFilter
+from handrail_collector.store.filters import (
+    DIRECTIONS,
+    FETCH_SORTS,
+    MAX_LIMIT,
+    OUTCOMES,
+    SCOPES,
+    SORTS,
+    FetchFilter,
+    RequestFilter,
+)
 
 WHERE = "query string"
 _TRUE_FALSE = {"true": True, "1": True, "false": False, "0": False}

@@ -16,7 +16,7 @@ from handrail.records.devices import DeviceRun, DeviceSample, runs
 from handrail_collector.api.errors import ApiError, nearest
 from handrail_collector.api.query import PARAMETERS, WHERE, Reading, fields_of, one_of, text_of
 from handrail_collector.store.contract import StoreQueries
-from handrail_collector.store.sample_filter import SampleFilter
+from handrail_collector.store.filters import SampleFilter
 from handrail_collector.store.schema import Table
 
 DEFAULT_NS: Final = 300_000_000_000

@@ -7,17 +7,15 @@ exactly.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 from handrail_collector.rows import FetchRow, JoinRow, PhaseRow, RequestRow, StallRow
-from handrail_collector.store import attribute_json
-from handrail_collector.store.span import SpanEvent, SpanLink, SpanRow
+from handrail_collector.store.tables.spans import SpanEvent, SpanLink, SpanRow, parsed_attributes, plain_attributes
 
 SpanPartT = TypeVar("SpanPartT", SpanEvent, SpanLink)
-_TEXTS = ("other_trace_ids", "findings", "hints", "span_ids", "kv_evidence")
+_TUPLES = ("other_trace_ids", "gap_buckets", "gap_counts", "findings", "hints", "span_ids", "kv_evidence")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +75,8 @@ def provisional_to_json(row: RequestRow) -> dict[str, Any]:
 
 
 def row_to_json(row: RequestRow) -> dict[str, Any]:
-    """Encode every field; the gap sketch as base64."""
-    plain = asdict(row)
-    sketch = row.gap_sketch
-    plain["gap_sketch"] = None if sketch is None else base64.b64encode(sketch).decode("ascii")
-    return plain
+    """Encode every field."""
+    return asdict(row)
 
 
 def row_from_json(plain: Mapping[str, Any]) -> RequestRow:
@@ -91,9 +86,7 @@ def row_from_json(plain: Mapping[str, Any]) -> RequestRow:
     """
     try:
         known = {field.name: plain[field.name] for field in fields(RequestRow)}
-        known |= {name: tuple(known[name]) for name in _TEXTS}
-        if known["gap_sketch"] is not None:
-            known["gap_sketch"] = base64.b64decode(known["gap_sketch"], validate=True)
+        known |= {name: tuple(known[name]) for name in _TUPLES}
         known["phases"] = tuple(_phase(phase) for phase in known["phases"])
         known["joins"] = tuple(JoinRow(**{f.name: join[f.name] for f in fields(JoinRow)}) for join in known["joins"])
     except (KeyError, TypeError) as error:
@@ -141,13 +134,13 @@ def span_to_json(span: SpanRow) -> dict[str, Any]:
     Attribute values keep their types; bytes become ``{"$bytes": base64}``.
     """
     plain = {field.name: getattr(span, field.name) for field in fields(SpanRow)}
-    plain["resource"] = attribute_json.plain(span.resource)
-    plain["attributes"] = attribute_json.plain(span.attributes)
+    plain["resource"] = plain_attributes(span.resource)
+    plain["attributes"] = plain_attributes(span.attributes)
     plain["events"] = [
-        {"name": e.name, "time_unix_ns": e.time_unix_ns, "attributes": attribute_json.plain(e.attributes)} for e in span.events
+        {"name": e.name, "time_unix_ns": e.time_unix_ns, "attributes": plain_attributes(e.attributes)} for e in span.events
     ]
     plain["links"] = [
-        {"trace_id": link.trace_id, "span_id": link.span_id, "attributes": attribute_json.plain(link.attributes)}
+        {"trace_id": link.trace_id, "span_id": link.span_id, "attributes": plain_attributes(link.attributes)}
         for link in span.links
     ]
     return plain
@@ -160,7 +153,7 @@ def span_from_json(plain: Mapping[str, Any]) -> SpanRow:
     """
     try:
         known = {field.name: plain[field.name] for field in fields(SpanRow)}
-        known |= {name: attribute_json.parsed(known[name]) for name in ("resource", "attributes")}
+        known |= {name: parsed_attributes(known[name]) for name in ("resource", "attributes")}
         known["events"] = tuple(_part(SpanEvent, event) for event in known["events"])
         known["links"] = tuple(_part(SpanLink, link) for link in known["links"])
     except (KeyError, TypeError) as error:
@@ -170,7 +163,7 @@ def span_from_json(plain: Mapping[str, Any]) -> SpanRow:
 
 def _part(kind: type[SpanPartT], plain: Mapping[str, Any]) -> SpanPartT:
     known = {field.name: plain[field.name] for field in fields(kind)}
-    return kind(**(known | {"attributes": attribute_json.parsed(known["attributes"])}))
+    return kind(**(known | {"attributes": parsed_attributes(known["attributes"])}))
 
 
 def _phase(plain: Mapping[str, Any]) -> PhaseRow:

@@ -14,7 +14,6 @@ import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -30,7 +29,6 @@ from handrail.telemetry.tracing import NO_TRACES
 from handrail_collector.api.compare import COMPARE_PARAMETERS, answer, parse_compare
 from handrail_collector.api.errors import ApiError, nearest
 from handrail_collector.api.events import happened_to_json
-from handrail_collector.api.overlay import LiveRows, listed, listed_fetches, listed_stalls, named
 from handrail_collector.api.query import (
     EVENT_PARAMETERS,
     EXPLAIN_PARAMETERS,
@@ -48,9 +46,7 @@ from handrail_collector.api.schema import RequestAnswer, candidates_to_json, fet
 from handrail_collector.explain.devices.timeline_samples import tracked
 from handrail_collector.links.question import LinksQuestion
 from handrail_collector.rows import FetchRow, RequestRow, StallRow
-from handrail_collector.store.contract import StoreQueries
-from handrail_collector.store.fetch_filter import FetchFilter
-from handrail_collector.store.filter import MAX_LIMIT, RequestFilter
+from handrail_collector.store.contract import LiveRows, StoreQueries
 from handrail_collector.store.manifest import StoreDamagedError
 from handrail_collector.store.queries.events import happened
 from handrail_collector.store.read import StoreReader
@@ -154,7 +150,11 @@ class ApiServer:
     async def _list(self, request: web.Request) -> web.Response:
         wanted = parse_query(request.query.items(), self._now_unix_ns())
         live = self._live.rows()  # before the store is read: a row stored meanwhile is then in both, never in neither
-        return await self._answer(lambda: (200, self._listing(wanted, live)))
+
+        def listed() -> tuple[int, dict[str, Any]]:
+            return 200, {"requests": [provisional_to_json(row) for row in self._reader.requests(wanted, live)]}
+
+        return await self._answer(listed)
 
     async def _one(self, request: web.Request) -> web.Response:
         any_id = request.match_info["id"]
@@ -169,11 +169,7 @@ class ApiServer:
     async def _fetches(self, request: web.Request) -> web.Response:
         wanted = parse_fetches(request.query.items(), self._now_unix_ns())
         live = self._live.fetches()
-        return await self._answer(lambda: (200, self._handed(wanted, live)))
-
-    def _handed(self, wanted: FetchFilter, live: Sequence[FetchRow]) -> dict[str, Any]:
-        more = replace(wanted, limit=min(wanted.limit + len(live), MAX_LIMIT))
-        return {"fetches": [fetch_to_json(row) for row in listed_fetches(self._reader.fetches(more), live, wanted)]}
+        return await self._answer(lambda: (200, {"fetches": [fetch_to_json(row) for row in self._reader.fetches(wanted, live)]}))
 
     async def _events(self, request: web.Request) -> web.Response:
         now = self._now_unix_ns()
@@ -203,10 +199,6 @@ class ApiServer:
     async def _state(self, _: web.Request) -> web.Response:
         return web.json_response(self._status())
 
-    def _listing(self, wanted: RequestFilter, live: Sequence[RequestRow]) -> dict[str, Any]:
-        more = replace(wanted, limit=min(wanted.limit + len(live), MAX_LIMIT))
-        return {"requests": [provisional_to_json(answer.row) for answer in listed(self._reader.requests(more), live, wanted)]}
-
     def _files(self, request: web.Request) -> StoreReader:
         """Return the store where it consists of files.
 
@@ -223,7 +215,7 @@ class ApiServer:
         live_fetches: Sequence[FetchRow],
         live_stalls: Sequence[StallRow],
     ) -> tuple[int, dict[str, Any]]:
-        found = named(self._reader.find(any_id), live, any_id)
+        found = self._reader.find(any_id, live)
         if not found:
             raise ApiError(
                 status=404,
@@ -233,16 +225,14 @@ class ApiServer:
                 nearest=tuple(self._reader.near(any_id)),
             )
         if len(found) > 1:
-            return 300, candidates_to_json([answer.row for answer in found])
-        row = found[0].row
+            return 300, candidates_to_json(found)
+        (row,) = found
         spans = self._reader.spans(row)
-        own = [f for f in live_fetches if (f.trace_id, f.request_id) == (row.trace_id, row.request_id)]
-        fetches = listed_fetches(self._reader.fetches_of(row), own, FetchFilter(descending=False))
         files = self._reader if isinstance(self._reader, StoreReader) else None
         answer = RequestAnswer(
             row=row,
-            fetches=sorted(fetches, key=lambda fetch: fetch.number),
-            stalls=listed_stalls(self._reader.stalls_of(row), live_stalls, row),
+            fetches=self._reader.fetches_of(row, live_fetches),
+            stalls=self._reader.stalls_of(row, live_stalls),
             spans=spans,
             baseline=_compared(files, row) if files is not None else None,
             hardware=tracked(files, row, spans) if files is not None else None,

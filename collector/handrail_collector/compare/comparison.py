@@ -24,7 +24,7 @@ from handrail_collector.compare.report import ArmReport, Change, Comparison, Est
 from handrail_collector.compare.sample import Sample
 from handrail_collector.compare.ttft_breakdown import losses
 from handrail_collector.compare.workload import cached_share, unknown, unlike
-from handrail_collector.store.filter import SCOPES
+from handrail_collector.store.filters import SCOPES
 
 FEWEST_ARMS: Final = 2
 MOST_ARMS: Final = 3

@@ -21,11 +21,11 @@ from handrail.metrics.exponential_histogram import MAX_BUCKETS
 from handrail.phases import Phase, Place
 from handrail.records import Outcome
 from handrail_collector.compare.sample import PHASES, SLICES, Floats, HandoffSums, Sample, Span
-from handrail_collector.compare.sketches import decode
+from handrail_collector.store.filters import PeriodQuery
 from handrail_collector.store.manifest import StoreDamagedError
-from handrail_collector.store.queries.scan import Selection, columns, scopes
-from handrail_collector.store.request_columns import may_be
+from handrail_collector.store.queries.scan import compared_requests, scopes
 from handrail_collector.store.schema import UNATTRIBUTED_DECODE, UNATTRIBUTED_PREFILL, phase_column
+from handrail_collector.store.tables.requests import may_be
 
 KV_PHASES: Final = (Phase.KV_WAIT, Phase.KV_HANDSHAKE, Phase.KV_TRANSFER, Phase.KV_NOTICE)
 """Phases of the hand-off itself."""
@@ -40,24 +40,6 @@ _NUMBERS: Final = (
     "gap_p99_ns",
     "gap_max_ns",
 )
-_WORDS: Final = ("outcome", "status", "stream", "model", "prefill_instance", "decode_instance", "kv_outcome", "phase_of")
-_COLUMNS: Final = (
-    "started_unix_ns",
-    *_NUMBERS,
-    *_WORDS,
-    "gap_unit",
-    "gap_sketch",
-    "phase_shape",
-    UNATTRIBUTED_PREFILL,
-    UNATTRIBUTED_DECODE,
-    *(phase_column(phase) for phase in PHASES),
-)
-_CHUNK_ROWS: Final = 4096
-"""Sketches that are read at once.
-
-Arrays that stay in the cache take half the time of large ones.
-"""
-
 _LEFT: Final = (Outcome.CLIENT_DISCONNECT.value, Outcome.ABORTED.value)
 _NOT_FAILED: Final = (Outcome.OK.value, Outcome.INCOMPLETE.value, Outcome.UNKNOWN.value, Outcome.UNKNOWN_FINISH.value, *_LEFT)
 _OF_THE_SERVER: Final = (408, 429)
@@ -73,15 +55,15 @@ class StorePeriod:
     since_unix_ns: int | None = None
     until_unix_ns: int | None = None
 
-    def selection(self, scope: str | None, model: str | None) -> Selection:
-        return Selection(since_unix_ns=self.since_unix_ns, until_unix_ns=self.until_unix_ns, scope=scope, model=model)
+    def query(self, scope: str | None, model: str | None) -> PeriodQuery:
+        return PeriodQuery(since_unix_ns=self.since_unix_ns, until_unix_ns=self.until_unix_ns, scope=scope, model=model)
 
 
 def scope_counts(stretches: Sequence[StorePeriod], model: str | None) -> dict[str, int]:
     """Count the requests of each scope over all periods, most first."""
     found: dict[str, int] = {}
     for stretch in stretches:
-        for each in scopes(stretch.root, stretch.selection(None, model)):
+        for each in scopes(stretch.root, stretch.query(None, model)):
             found[each.scope] = found.get(each.scope, 0) + each.requests
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
@@ -101,7 +83,7 @@ def read_sample(stretches: Sequence[StorePeriod], scope: str, model: str | None)
 
 def _read(stretch: StorePeriod, span: Span, scope: str, model: str | None, gathered: _Gathered) -> None:
     try:
-        for batch in columns(stretch.root, stretch.selection(scope, model), _COLUMNS):
+        for batch in compared_requests(stretch.root, stretch.query(scope, model)):
             gathered.add(batch, span)
     except ValueError as error:
         raise StoreDamagedError(f"{stretch.root}: {error}") from error
@@ -111,7 +93,7 @@ def _spans(stretches: Sequence[StorePeriod], scope: str, model: str | None) -> l
     slices = max(64, SLICES // len(stretches))
     spans: list[tuple[StorePeriod, Span]] = []
     for stretch in stretches:
-        for each in scopes(stretch.root, stretch.selection(scope, model)):
+        for each in scopes(stretch.root, stretch.query(scope, model)):
             spans.append((stretch, Span(stretch.where, each.first_unix_ns, each.last_unix_ns, len(spans) * slices, slices)))
     return spans
 
@@ -151,16 +133,15 @@ class _Gathered:
         """Count the gaps of each unit; return each request's mean time per token."""
         unit_of = np.asarray(batch["gap_unit"].fill_null("").to_numpy(zero_copy_only=False))
         units = sorted(set(unit_of.tolist()) - {""})
-        spent, gaps = np.zeros(len(at)), np.zeros(len(at), np.int64)
-        for begin in range(0, len(at), _CHUNK_ROWS):
-            chunk = slice(begin, begin + _CHUNK_ROWS)
-            buckets = decode(batch["gap_sketch"].slice(begin, _CHUNK_ROWS))
-            spent[chunk], gaps[chunk] = buckets.sum_ns, buckets.count
-            cells = at[chunk][buckets.row] * MAX_BUCKETS + buckets.bucket
-            for unit in units:
-                mine = unit_of[chunk][buckets.row] == unit
-                counts = self._gap_counts.setdefault(unit, np.zeros(self._slices * MAX_BUCKETS, np.int64))
-                np.add.at(counts, cells[mine], buckets.weight[mine])
+        row = np.asarray(pc.list_parent_indices(batch["gap_buckets"]))
+        bucket, weight = (np.asarray(pc.list_flatten(batch[name])) for name in ("gap_buckets", "gap_counts"))
+        gaps = np.bincount(row, weight, len(at))
+        spent = np.where(gaps > 0, _floats(batch, "gap_sum_ns"), 0.0)
+        for unit in units:
+            mine = unit_of[row] == unit
+            counts = self._gap_counts.setdefault(unit, np.zeros(self._slices * MAX_BUCKETS, np.int64))
+            size = len(counts)
+            counts += np.bincount(at[row[mine]] * MAX_BUCKETS + bucket[mine], weight[mine], size).astype(np.int64)
         for unit in units:
             self._units[unit] = self._units.get(unit, 0) + int((unit_of == unit).sum())
         with np.errstate(divide="ignore", invalid="ignore"):

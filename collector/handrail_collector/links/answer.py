@@ -10,7 +10,6 @@ from typing import Any, Final
 from handrail.conventions import GPU_NVLINK_BYTES, GPU_NVLINK_LINE, GPU_PCIE_BYTES, GPU_PCIE_LINE
 from handrail.device_counters.link import BYTES, ERRORS, UP
 from handrail.records import EngineSample
-from handrail_collector.api.overlay import newest_version
 from handrail_collector.links.devices import SECOND, DeviceCounts, counted
 from handrail_collector.links.facts import POST_NAMES, Posts, posts_of
 from handrail_collector.links.handoffs import EngineLink, HandOff, hand_offs
@@ -18,9 +17,8 @@ from handrail_collector.links.question import DEFAULT_LIMIT, DEFAULT_NS, LinksQu
 from handrail_collector.links.report import LinkLine, Offsets, link_lines
 from handrail_collector.links.summary import plain, rest
 from handrail_collector.rows import ClockPairRow, FetchRow, LinkFactRow
-from handrail_collector.store.fetch_filter import peers
+from handrail_collector.store.filters import SampleFilter
 from handrail_collector.store.read import StoreReader
-from handrail_collector.store.sample_filter import SampleFilter
 from handrail_collector.store.schema import Table
 
 MOST_HAND_OFFS: Final = 100_000
@@ -93,12 +91,7 @@ def period(
 
     Counters are read for the first ``most_links`` links only.
     """
-    stored, limited = reader.recent_fetches(since_unix_ns, until_unix_ns, most)
-    rows = [
-        row
-        for row in newest_version([*stored, *live])
-        if since_unix_ns <= row.started_unix_ns < until_unix_ns and (peer is None or peer in peers(row))
-    ]
+    rows, limited = reader.recent_fetches(since_unix_ns, until_unix_ns, most, peer=peer, live=live)
     events = [
         *reader.events(Table.LINK_FACTS, since_unix_ns, until_unix_ns, _MOST_FACTS),
         *reader.events(Table.CLOCK_PAIRS, since_unix_ns, until_unix_ns, _MOST_PAIRS),

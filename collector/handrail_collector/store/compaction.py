@@ -1,9 +1,8 @@
 """Fold the files of a finished hour into one file per table.
 
 The folded file holds the newest version of each row and each span once.
-``plan`` chooses the files from the manifest. The fold functions take tables and return one table.
+``plan`` chooses the files from the manifest. The fold functions take tables and return one table; they read and write no files.
 An hour gets several files when its rows, bytes or columns are too many for one.
-This module reads and writes no files.
 """
 
 from __future__ import annotations
@@ -18,11 +17,14 @@ import pyarrow.compute as pc
 from handrail_collector.rows import MERGED
 from handrail_collector.store.layout import DAY_NS, HOUR_NS, hour_of
 from handrail_collector.store.manifest import PublishRecord, StoredFile
-from handrail_collector.store.samples import SAMPLED
+from handrail_collector.store.publish import PartitionFile, StorePublisher
+from handrail_collector.store.quarantine import DamagedFiles
 from handrail_collector.store.schema import REQUEST_COLUMNS, SPAN_COLUMNS, StoreColumn, Table, attribute_column
-from handrail_collector.store.series import MAX_SERIES_COLUMNS, is_series
-from handrail_collector.store.span_columns import MAX_ATTRIBUTE_COLUMNS
-from handrail_collector.store.tables.dataclass_table import FLAT, PUBLISHED_TOGETHER
+from handrail_collector.store.snapshot import VERSION_MARGIN_NS
+from handrail_collector.store.tables.append_only import FLAT, PUBLISHED_TOGETHER
+from handrail_collector.store.tables.samples import MAX_SERIES_COLUMNS, SAMPLED, is_series
+from handrail_collector.store.tables.spans import MAX_ATTRIBUTE_COLUMNS
+from handrail_collector.store.upgrade import is_outdated
 
 MAX_ROWS = 1_000_000
 MAX_BYTES = 128 * 2**20
@@ -76,7 +78,7 @@ class Fold:
 def plan(publishes: Iterable[PublishRecord], shard: int, now_unix_ns: int, closed_after_ns: int) -> list[Fold]:
     """List the folds that are due.
 
-    A fold is due when its hour is over (``closed``) and its files fit into fewer files.
+    A fold is due when its hour is over (``closed``), and its files fit into fewer files or have an earlier schema version.
     """
     hours: defaultdict[tuple[Table, int], list[Ranged]] = defaultdict(list)
     for publish in publishes:
@@ -92,8 +94,13 @@ def plan(publishes: Iterable[PublishRecord], shard: int, now_unix_ns: int, close
         for run in _runs(
             sorted(files, key=lambda each: (each[0], each[1], each[2].path)), MAX_SAMPLES if table in SAMPLED else MAX_ROWS
         )
-        if len(run) > 1
+        if worthwhile(run)
     ]
+
+
+def worthwhile(run: Sequence[Ranged]) -> bool:
+    """Check whether to fold these files: they are several, or of an earlier schema version."""
+    return len(run) > 1 or any(is_outdated(file.table, file.schema) for _, _, file in run)
 
 
 def closed(hour: int, written_unix_ns: int, now_unix_ns: int, closed_after_ns: int) -> bool:
@@ -153,7 +160,7 @@ def fold_spans(tables: Sequence[pa.Table]) -> tuple[pa.Table, tuple[StoreColumn,
     table = pa.concat_tables(tables, promote_options="default").combine_chunks()
     attributes = sorted({name for name in table.column_names if name.startswith("a.")})
     columns = (*SPAN_COLUMNS, *(attribute_column(*name.split(".", 2)[1:]) for name in attributes))
-    table = _in_order(table, columns)
+    table = in_order(table, columns)
     table = table.take(_last_of_each(table, ("trace_id", "span_id"), "offset"))
     traces = pc.dictionary_encode(_one(table["trace_id"])).indices
     firsts = pa.table({"trace": traces, "start": table["start_unix_ns"]}).group_by("trace").aggregate([("start", "min")])
@@ -177,7 +184,7 @@ def fold_requests(
     ``elsewhere``: ``KEYS`` of the same requests in other files. ``all_known``: all of these files could be read.
     Returns the table and its columns.
     """
-    table = _in_order(pa.concat_tables(tables, promote_options="default").combine_chunks(), REQUEST_COLUMNS)
+    table = in_order(pa.concat_tables(tables, promote_options="default").combine_chunks(), REQUEST_COLUMNS)
     table = table.take(_last_of_each(table, ("trace_id", "request_id"), "version"))
     versions: dict[tuple[bytes, bytes], set[int]] = {}
     for trace_id, request_id, version in zip(*(elsewhere[name].to_pylist() for name in KEYS), strict=True):
@@ -226,7 +233,7 @@ def fold_flat(name: Table, tables: Sequence[pa.Table]) -> tuple[pa.Table, tuple[
     Returns the table and its columns.
     """
     flat = FLAT[name]
-    table = _in_order(pa.concat_tables(tables, promote_options="default").combine_chunks(), flat.columns)
+    table = in_order(pa.concat_tables(tables, promote_options="default").combine_chunks(), flat.columns)
     if name in PUBLISHED_TOGETHER:
         table = table.take(pa.array(_last_reported(table), pa.int64()))
     else:
@@ -244,7 +251,7 @@ def fold_samples(name: Table, tables: Sequence[pa.Table]) -> tuple[pa.Table, tup
     kind = SAMPLED[name]
     table = pa.concat_tables(tables, promote_options="default")
     columns = kind.columns_of(table)
-    table = _in_order(table.combine_chunks(), columns)
+    table = in_order(table.combine_chunks(), columns)
     table = table.take(_last_of_each(table, (*kind.by, kind.time), kind.time))
     return kind.ordered(table), columns
 
@@ -301,7 +308,60 @@ def _one(values: pa.ChunkedArray) -> pa.Array:
     return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
 
 
-def _in_order(table: pa.Table, columns: Sequence[StoreColumn]) -> pa.Table:
+def in_order(table: pa.Table, columns: Sequence[StoreColumn]) -> pa.Table:
     """Give ``table`` exactly these columns and types; missing columns become null."""
     arrays = [table[c.name].cast(c.type) if c.name in table.column_names else pa.nulls(table.num_rows, c.type) for c in columns]
     return pa.table(arrays, schema=pa.schema([(c.name, c.type) for c in columns]))
+
+
+class ReplacedRows:
+    """Remove replaced rows, in the one thread that folds and retires."""
+
+    def __init__(self, publisher: StorePublisher, damaged: DamagedFiles) -> None:
+        self._publisher = publisher
+        self._damaged = damaged
+
+    def drop(self, file: StoredFile, later: dict[bytes, dict[bytes, int]]) -> int:
+        """Rewrite ``file`` without the rows that ``later`` replaces.
+
+        ``later``: the result of ``superseding``. Returns how many rows went.
+        A file that cannot be read stays as it is.
+        """
+        keys = self._damaged.read(file, KEYS)
+        if keys is None or len(without(keys, later)) == len(keys):
+            return 0
+        table = self._damaged.read(file)
+        if table is None:
+            return 0
+        table, columns = fold_requests([without(table, later)], keys[:0], all_known=False)
+        first, end = next((p.first_offset, p.end_offset) for p in self._publisher.publishes() if file in p.files)
+        self.put(file.table, hour_of(file.path), table, columns, [file], first, end)
+        return file.rows - int(table.num_rows)
+
+    def put(
+        self,
+        name: Table,
+        hour: int,
+        table: pa.Table,
+        columns: tuple[StoreColumn, ...],
+        files: Sequence[StoredFile],
+        first_offset: int,
+        end_offset: int,
+    ) -> None:
+        """Replace ``files`` by a file with the rows of ``table``.
+
+        An empty ``table`` adds no file.
+        """
+        gone = {file.path for file in files}
+        if table.num_rows:
+            part = PartitionFile(name, hour, table, columns, max(file.written_unix_ns for file in files))
+            self._publisher.replace(gone, part, first_offset, end_offset)
+        else:
+            self._publisher.retire(gone)
+
+
+def near(files: Iterable[StoredFile], others: Sequence[StoredFile]) -> list[StoredFile]:
+    """Select those of ``files`` that may hold another version of a row in ``others``."""
+    first = min((file.min_unix_ns for file in others), default=0) - VERSION_MARGIN_NS
+    last = max((file.max_unix_ns for file in others), default=0) + VERSION_MARGIN_NS
+    return [file for file in files if file.max_unix_ns >= first and file.min_unix_ns <= last] if others else []

@@ -10,14 +10,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from handrail_collector.rows import FetchRow, RequestRow, StallRow
-from handrail_collector.store.counter_totals import Added
-from handrail_collector.store.fetch_filter import FetchFilter
-from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.filters import FetchFilter, RequestFilter, SampleFilter
+from handrail_collector.store.manifest import Added
 from handrail_collector.store.recovery import Recovered
-from handrail_collector.store.sample_filter import SampleFilter
 from handrail_collector.store.schema import Table
-from handrail_collector.store.span import SpanRow
-from handrail_collector.store.tables.dataclass_table import FlatRows
+from handrail_collector.store.tables.append_only import FlatRows
+from handrail_collector.store.tables.spans import SpanRow
+
+
+class LiveRows(Protocol):
+    """Source of rows that the store does not have yet: decided and not stored, or of open requests (version 0).
+
+    It is called in the event loop; the rows are frozen and the caller may keep them.
+    """
+
+    def rows(self) -> Sequence[RequestRow]: ...
+
+    def fetches(self) -> Sequence[FetchRow]: ...
+
+    def stalls(self) -> Sequence[StallRow]: ...
 
 
 class StoreQueries(Protocol):
@@ -26,11 +37,11 @@ class StoreQueries(Protocol):
     Each query blocks its thread. Each raises ``StoreDamagedError`` when the store cannot be read.
     """
 
-    def requests(self, wanted: RequestFilter) -> list[RequestRow]:
+    def requests(self, wanted: RequestFilter, live: Sequence[RequestRow] = ()) -> list[RequestRow]:
         """List the requests that match, in the order of the filter.
 
         Each request appears in its highest version. Withdrawn requests do not appear.
-        ``RequestFilter.matches`` and ``order`` define the result in Python. Raises ``ValueError`` for a bad filter.
+        ``live``: rows that the store does not have yet; of equal versions they win. Raises ``ValueError`` for a bad filter.
         """
 
     def count(self, wanted: RequestFilter) -> int:
@@ -39,10 +50,10 @@ class StoreQueries(Protocol):
         Raises ``ValueError`` for a bad filter.
         """
 
-    def find(self, any_id: str) -> list[RequestRow]:
+    def find(self, any_id: str, live: Sequence[RequestRow] = ()) -> list[RequestRow]:
         """Find the requests that an id in any form may name, latest first.
 
-        ``store.match`` defines the match.
+        ``read.match`` defines the match. ``live``: as for ``requests``.
         """
 
     def near(self, any_id: str, limit: int = 5) -> list[str]:
@@ -54,24 +65,24 @@ class StoreQueries(Protocol):
         Of spans that were sent again with changes, the one with the highest offset counts.
         """
 
-    def fetches(self, wanted: FetchFilter) -> list[FetchRow]:
-        """List the hand-offs that match, in the order of the filter.
+    def fetches(self, wanted: FetchFilter, live: Sequence[FetchRow] = ()) -> list[FetchRow]:
+        """List the KV fetches that match, in the order of the filter.
 
-        ``FetchFilter.matches`` and ``order`` define the result in Python.
-        Of each request, the hand-offs of its highest version count. Raises ``ValueError`` for a bad filter.
+        Of each request, the fetches of its highest version count. ``live``: as for ``requests``.
+        Raises ``ValueError`` for a bad filter.
         """
 
-    def fetches_of(self, row: RequestRow) -> list[FetchRow]:
-        """List the hand-offs of one request, in order."""
+    def fetches_of(self, row: RequestRow, live: Sequence[FetchRow] = ()) -> list[FetchRow]:
+        """List the KV fetches of one request, in order. ``live``: as for ``requests``."""
 
-    def stalls_of(self, row: RequestRow) -> list[StallRow]:
-        """List the stalls of one request's highest version, in order."""
+    def stalls_of(self, row: RequestRow, live: Sequence[StallRow] = ()) -> list[StallRow]:
+        """List the stalls of one request's highest version, in order. ``live``: as for ``requests``."""
 
     def samples(self, table: Table, wanted: SampleFilter) -> list[Any]:
         """List the samples of one table that match, oldest first.
 
         ``gpu_samples`` and ``link_samples`` hold ``DeviceSample``; ``engine_samples`` holds ``EngineSample``.
-        ``SampleFilter`` and ``thinned`` define the result in Python.
+        ``SampleFilter`` defines the result.
         """
 
     def close(self) -> None:

@@ -20,17 +20,16 @@ from opentelemetry.trace import Tracer
 from handrail.conventions import OWN_FOLDER, OWN_STORE_STEP, OWN_UPKEEP
 from handrail.telemetry.tracing import NO_TRACES
 from handrail_collector.store import compaction
-from handrail_collector.store.compaction import Fold
+from handrail_collector.store.compaction import Fold, ReplacedRows, near
 from handrail_collector.store.layout import DAY_NS, hour_folder
 from handrail_collector.store.manifest import StoredFile
 from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.quarantine import DamagedFiles
 from handrail_collector.store.retention import Day, expired, over_quota
 from handrail_collector.store.rollups import Rollups, RollupStats
-from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import REQUEST_COLUMNS, Table
-from handrail_collector.store.superseded import ReplacedRows, near
-from handrail_collector.store.tables.dataclass_table import FLAT
+from handrail_collector.store.tables.append_only import FLAT
+from handrail_collector.store.tables.samples import SAMPLED
 
 log = logging.getLogger(__name__)
 
@@ -250,7 +249,7 @@ class Upkeep:
         readable = tuple(each for each in fold.ranged if not self._damaged.knows(each[2]))
         fold = replace(fold, ranged=readable)
         if fold.table is not Table.SPANS and fold.table not in SAMPLED:
-            if len(readable) > 1:
+            if compaction.worthwhile(readable):
                 yield fold
             return
         columns = [self._damaged.columns(file) for file in fold.files]
@@ -265,9 +264,9 @@ class Upkeep:
         began = time.monotonic_ns()
         read = [(each, self._damaged.read(each[2])) for each in fold.ranged]
         tables = [table for _, table in read if table is not None]
-        if len(tables) < 2:
-            return
         fold = replace(fold, ranged=tuple(each for each, table in read if table is not None))
+        if not compaction.worthwhile(fold.ranged):
+            return
         if fold.table is Table.SPANS:
             table, columns = compaction.fold_spans(tables)
         elif fold.table in SAMPLED:

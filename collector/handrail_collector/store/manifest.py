@@ -14,6 +14,8 @@ A reader that has read a part of the former manifest notices the change by the h
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,16 +23,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from handrail.printable import printable
-from handrail_collector.store.counter_totals import Added, added_up
-from handrail_collector.store.durable_dir import TEMPORARY
-from handrail_collector.store.layout import files_below, is_data_path, link_on_the_way
+from handrail.wal.log import FolderGoneError
+from handrail_collector.store.layout import TEMPORARY, DurableDir, files_below, is_data_path, link_on_the_way
 from handrail_collector.store.schema import SCHEMA_VERSION, Table
 
-MANIFEST_VERSION = 6
+MANIFEST_VERSION = 7
 """Version of the manifest; rises when a line changes its meaning or gains a part.
 
 Earlier versions refuse such a part. Version 1 had no heads, 2 no counts and no rollups, 3 no samples, 4 no increments
-(``added``), 5 no checksums of files.
+(``added``), 5 no checksums of files, 6 no schema version of files.
 """
 
 MANIFEST = "manifest.jsonl"
@@ -67,6 +68,7 @@ class StoredFile:
     columns_crc: int  # CRC-32 of the column names: files with equal values can be read as one table
     written_unix_ns: int = 0  # when its newest rows were first written; 0 before version 2 recorded it
     crc: int | None = None  # CRC-32 of its bytes; None before version 6 recorded it
+    schema: int = 1  # schema version of the file; recorded since version 7
     covers: str = ""  # of a rollup: path of its ``requests`` file; the rollup is valid as long as that file is listed
 
 
@@ -287,3 +289,134 @@ def locate(root: Path, paths: Iterable[str]) -> list[Path]:
             f"{link} is a link: Handrail neither reads nor removes files behind links; put the folder or file itself there"
         )
     return [root / path for path in paths]
+
+
+Added = Mapping[str, Sequence[int]]
+"""Increments by counter name."""
+
+
+def added_up(parts: Iterable[Added]) -> dict[str, tuple[int, ...]]:
+    """Sum all ``parts``: each place once, in ascending order."""
+    found: dict[str, dict[int, int]] = {}
+    for part in parts:
+        for name, flat in part.items():
+            amounts = found.setdefault(name, {})
+            for place, amount in zip(flat[::2], flat[1::2], strict=True):
+                amounts[place] = amounts.get(place, 0) + amount
+    return {name: tuple(number for each in sorted(amounts.items()) for number in each) for name, amounts in found.items()}
+
+
+class ManifestWriter:
+    """The manifest of a store, in memory and on disk, with a single writer.
+
+    Its owner's lock guards every call. ``publishes`` and ``retired`` match the manifest on disk, after an error too.
+    """
+
+    def __init__(self, folder: DurableDir) -> None:
+        self.publishes: list[PublishRecord] = []
+        self.retired: list[Retired] = []
+        self._folder = folder
+        self._path = folder.root / MANIFEST
+        self._bytes = 0
+        self._torn = False
+
+    def load(self) -> None:
+        """Read the manifest, or begin a new one.
+
+        Raises ``StoreDamagedError`` and ``OSError``. Nothing may rely on the manifest before ``settle``.
+        """
+        data = self._folder.read(self._path)
+        parsed = parse(data, str(self._path))
+        self._bytes = parsed.whole_bytes
+        if not self._bytes:
+            self._begin()
+        self.publishes = list(parsed.publishes)
+        self.retired = [retired for publish in parsed.publishes for retired in publish.retired]
+
+    def _begin(self) -> None:
+        """Write the first line, durable before any data file exists.
+
+        A lost manifest is therefore never mistaken for one that was not written yet.
+        """
+        require_new(self._folder.root)
+        line = encode_line(OPENING)
+        self._folder.put(self._path, line)
+        self._folder.files.fsync_dir(str(self._folder.root))
+        self._bytes = len(line)
+
+    def settle(self) -> None:
+        """Cut the manifest to its whole lines and sync it.
+
+        The last process may have written lines that are not on disk yet; from now on others rely on them.
+        """
+        self._cut()
+
+    def repair(self) -> None:
+        """Undo what a failed write may have left, before anything relies on the manifest.
+
+        Raises ``FolderGoneError`` when someone removed the manifest.
+        """
+        self._require_there()
+        if self._torn:
+            self._cut()
+
+    def append(self, publish: PublishRecord) -> None:
+        """Append one line, durable on return."""
+        line = encode_line(publish)
+        self._require_there()
+        self._torn = True
+        try:
+            with self._folder.opened(str(self._path)) as handle:
+                self._folder.write_all(handle, line)
+                self._folder.files.fdatasync(handle)
+        except OSError:
+            with contextlib.suppress(OSError):  # a failed cut is repeated at the next publish or start
+                self._cut()
+            raise
+        self._bytes += len(line)
+        self._torn = False
+        self.publishes.append(publish)
+
+    def rewrite(self, gone: Collection[str], added: Sequence[PublishRecord], retired: list[Retired]) -> None:
+        """Replace the manifest by its next generation."""
+        self.repair()
+        publishes = rewritten(self.publishes, gone, added, retired)
+        data = b"".join(map(encode_line, publishes or (OPENING,)))
+        self._folder.put(self._path, data)
+        self._torn = True  # no append until the new name is durable: the old manifest might come back
+        self._bytes, self.publishes, self.retired = len(data), list(publishes), retired
+        self._folder.files.fsync_dir(str(self._folder.root))
+        self._torn = False
+
+    def _require_there(self) -> None:
+        """Raise ``FolderGoneError`` when someone removed or cut the manifest.
+
+        A new file in its place would pass for the whole store.
+        """
+        files = self._folder.files
+        try:
+            handle = files.open_read(str(self._path))
+        except FileNotFoundError:
+            size = -1
+        else:
+            try:
+                size = files.size(handle)
+            finally:
+                files.close(handle)
+        if size < self._bytes:
+            raise FolderGoneError(errno.ENOENT, "deleted or replaced while in use", str(self._path))
+
+    def remove_temporary(self) -> None:
+        """Remove the temporary file that a crash may have left."""
+        temporary = self._path.with_name(f"{MANIFEST}{TEMPORARY}")
+        if temporary.exists():
+            self._folder.files.unlink(str(temporary))
+
+    def _cut(self) -> None:
+        files = self._folder.files
+        with self._folder.opened(str(self._path)) as handle:
+            if files.size(handle) > self._bytes:
+                files.truncate(handle, self._bytes)
+            files.fdatasync(handle)
+        files.fsync_dir(str(self._folder.root))  # makes the name of a new generation durable
+        self._torn = False

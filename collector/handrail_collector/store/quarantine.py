@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from handrail_collector.store.manifest import StoreDamagedError, StoredFile
+from handrail_collector.store.upgrade import upgraded
 
 log = logging.getLogger(__name__)
 
@@ -137,10 +138,10 @@ class DamagedFiles:
     def read(self, file: StoredFile, columns: Sequence[str] | None = None) -> pa.Table | None:
         """Read the rows of a file; None when it cannot be read.
 
-        Raises ``OSError`` when the machine fails and not the file.
+        Whole rows are as of this schema version. Raises ``OSError`` when the machine fails and not the file.
         """
         if columns is None:
-            return self._reading(file, lambda path: checked(file, path.read_bytes()))
+            return self._reading(file, lambda path: upgraded(file.table, file.schema, checked(file, path.read_bytes())))
         return self._reading(file, lambda path: read_checked(path, columns))
 
     def _reading(self, file: StoredFile, read: Callable[[Path], pa.Table]) -> pa.Table | None:

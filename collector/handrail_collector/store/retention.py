@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from handrail_collector.store.layout import DAY_NS, day_of
 from handrail_collector.store.manifest import StoredFile
-from handrail_collector.store.samples import SAMPLED
+from handrail_collector.store.tables.samples import SAMPLED
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,33 +3,129 @@
 Rollups are made for hours that are over, and taken out when they cannot be read.
 A file gets a rollup once no request counts twice between it and the other files with rollups.
 Rows that another file replaces leave the file first. Rows that it replaces leave the files with a rollup too.
-Rows that are published later have no rollup yet, and readers read them directly (``rolled.py``).
+Rows that are published later have no rollup yet, and readers read them directly (``queries/period.py``).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from handrail.phases import Phase
+from handrail_collector.rows import MERGED
 from handrail_collector.store import compaction
-from handrail_collector.store.layout import hour_of
-from handrail_collector.store.manifest import StoredFile
-from handrail_collector.store.partitions import PartitionFile
-from handrail_collector.store.publish import StorePublisher
+from handrail_collector.store.compaction import ReplacedRows, near
+from handrail_collector.store.layout import HOUR_NS, hour_of
+from handrail_collector.store.manifest import PublishRecord, StoredFile
+from handrail_collector.store.publish import PartitionFile, StorePublisher
 from handrail_collector.store.quarantine import READ_ERRORS, DamagedFiles, Stamp, checked, of_machine, stamp_of
-from handrail_collector.store.rolling import covered, due
-from handrail_collector.store.schema import ROLLUP_COLUMNS, Table
-from handrail_collector.store.superseded import ReplacedRows, near
+from handrail_collector.store.schema import (
+    REQUEST_COLUMNS,
+    ROLLUP_COLUMNS,
+    UNATTRIBUTED_DECODE,
+    UNATTRIBUTED_PREFILL,
+    Table,
+    phase_column,
+)
+from handrail_collector.store.snapshot import covered, run
+from handrail_collector.store.upgrade import is_outdated
 
 log = logging.getLogger(__name__)
 
+BINS_PER_E: Final = 51
+"""Bins of a time within a factor of e.
+
+Each bin is 2 % wide, so its middle is within ``BIN_ERROR`` of every value in it.
+"""
+
+BIN_ERROR: Final = 0.01
+GAPS: Final = "gaps"
+"""Value of ``measure`` of the rows with the histogram of all gaps of a scope and model."""
+
 Guarded = Callable[[str, Callable[[], None]], None]
 """Run a named step; exceptions are counted, logged and not raised."""
+
+
+ROLLED_COLUMNS: Final = (
+    *compaction.KEYS,
+    *("started_unix_ns", "scope", "model", "outcome", "kv_outcome", "complete", "phase_of", "ttft_token_ns"),
+    *("prefill_host", "prefill_instance", "decode_host", "decode_instance"),
+    *("gap_max_ns", "gap_sum_ns", "gap_min_ns", "gap_buckets", "gap_counts"),
+    *(phase_column(phase.value) for phase in Phase),
+    UNATTRIBUTED_PREFILL,
+    UNATTRIBUTED_DECODE,
+)
+"""Columns of ``requests`` that a rollup is made from; old files may lack some."""
+
+NO_ROLLUPS: Final = pa.schema([(column.name, column.type) for column in ROLLUP_COLUMNS]).empty_table()
+
+
+def roll_up(requests: pa.Table, hour: int, threads: int = 1) -> pa.Table:
+    """Make the rollup of the rows of a file of one hour: what ``queries/aggregates.sql`` and ``gap_histograms.sql`` say of them.
+
+    ``requests``: its ``ROLLED_COLUMNS``. ``hour``: counted since 1970. Of a request with two versions the newest counts.
+    """
+    requests = compaction.without(requests, compaction.superseding(requests))
+    columns = [column for column in REQUEST_COLUMNS if column.name in ROLLED_COLUMNS]
+    requests = compaction.in_order(requests, columns).filter(pc.not_equal(requests["scope"], MERGED))
+    everything = dict.fromkeys(("since_unix_ns", "until_unix_ns", "scope", "model"))
+    with duckdb.connect(":memory:", config={"threads": threads, "autoinstall_known_extensions": False}) as connection:
+        connection.register("requests", requests)
+        connection.register("rollups", NO_ROLLUPS)
+        counted = run(connection, "aggregates", bins_per_e=BINS_PER_E, **everything)
+        gaps = run(connection, "gap_histograms", **everything)
+    gaps = gaps.rename_columns(["requests" if name == "gaps" else name for name in gaps.column_names])
+    # Without any row there is one without gaps, so that a file with nothing but withdrawing rows is covered too.
+    rows = counted.num_rows + gaps.num_rows
+    if not rows:
+        gaps = pa.table({"scope": pa.array([""])})
+    gaps = gaps.append_column("measure", pa.array([GAPS] * gaps.num_rows, pa.string()))
+    table = pa.concat_tables([counted, gaps], promote_options="permissive")
+    table = table.append_column("hour_unix_ns", pa.array([hour * HOUR_NS] * table.num_rows, pa.int64()))
+    return compaction.in_order(table.combine_chunks(), ROLLUP_COLUMNS)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Rollups that are due.
+
+    ``missing``: files of requests that need a rollup, with their journal ranges. ``stale``: paths of rollups to take out.
+    """
+
+    missing: tuple[compaction.Ranged, ...]
+    stale: tuple[str, ...]
+
+
+def due(publishes: Iterable[PublishRecord], shard: int, now_unix_ns: int, closed_after_ns: int) -> Due:
+    """Find the rollups to make now, and the stale ones.
+
+    Rollups are made for hours that are over (``compaction.closed``), of files of this schema version.
+    """
+    listed = [(p.first_offset, p.end_offset, file) for p in publishes if p.shard == shard for file in p.files]
+    requests = {file.path for _, _, file in listed if file.table is Table.REQUESTS}
+    rollups = covered(file for _, _, file in listed)
+    return Due(
+        missing=tuple(
+            (first, end, file)
+            for first, end, file in listed
+            if file.table is Table.REQUESTS
+            and file.path not in rollups
+            and not is_outdated(file.table, file.schema)
+            and compaction.closed(hour_of(file.path), file.written_unix_ns, now_unix_ns, closed_after_ns)
+        ),
+        stale=tuple(
+            file.path
+            for _, _, file in listed
+            if file.table is Table.ROLLUPS and (file.covers not in requests or is_outdated(file.table, file.schema))
+        ),
+    )
 
 
 @dataclass(slots=True)
@@ -90,13 +186,11 @@ class Rollups:
                 guarded(f"rollup of {file.path}", lambda args=(first, end, file): self._make(*args))  # type: ignore[misc]
 
     def _make(self, first_offset: int, end_offset: int, file: StoredFile) -> None:
-        from handrail_collector.store.rollup import COLUMNS, roll_up  # loads Ibis, which is only needed once an hour is over
-
         began = time.monotonic_ns()
         if not self._settled(file):
             return
         known = self._damaged.columns(file)
-        rows = None if known is None else self._damaged.read(file, [name for name in COLUMNS if name in known])
+        rows = None if known is None else self._damaged.read(file, [name for name in ROLLED_COLUMNS if name in known])
         if rows is None:
             return
         hour = hour_of(file.path)

@@ -18,10 +18,11 @@ import pyarrow.parquet as pq
 
 from handrail.phases import Phase
 
-SCHEMA_VERSION = 1
-"""The version of the schema; it rises when a column changes its meaning.
+SCHEMA_VERSION = 2
+"""The version of the schema; it rises when a column changes its name or meaning.
 
-A reader refuses files of a later version. New columns do not raise it.
+A reader refuses files of a later version. New columns do not raise it. Files of version 1 have other names and gap sketches
+(``upgrade.py``).
 """
 
 SCHEMA_VERSION_KEY = "handrail.schema_version"
@@ -74,6 +75,7 @@ ID_16 = pa.binary(16)
 
 _D, _P, _B, _S, _L = Encoding.DICTIONARY, Encoding.PLAIN, Encoding.DELTA, Encoding.SPLIT, Encoding.LENGTHS
 _TEXT, _INT, _SMALL, _BYTES, _BOOL = pa.string(), pa.int64(), pa.int32(), pa.binary(), pa.bool_()
+_COUNTS = pa.list_(pa.int32())
 
 
 def phase_column(phase: str) -> str:
@@ -99,8 +101,8 @@ REQUEST_COLUMNS: tuple[StoreColumn, ...] = (
     StoreColumn("scope", _TEXT, _D),
     StoreColumn("other_trace_ids", _BYTES, _L),  # 16 bytes each
     StoreColumn("client_request_id", _TEXT, _L),
-    StoreColumn("request_key", _TEXT, _L),  # '=': equal to client_request_id (see request_columns.py)
-    StoreColumn("response_id", _TEXT, _L),  # '=' stands for request_key (see request_columns.py)
+    StoreColumn("request_key", _TEXT, _L),  # '=': equal to client_request_id (see tables/requests.py)
+    StoreColumn("response_id", _TEXT, _L),  # '=' stands for request_key (see tables/requests.py)
     StoreColumn("model", _TEXT, _D),
     StoreColumn("operation", _TEXT, _D),
     StoreColumn("path", _TEXT, _D),
@@ -135,7 +137,10 @@ REQUEST_COLUMNS: tuple[StoreColumn, ...] = (
     StoreColumn("gap_max_ns", _INT, _B),
     StoreColumn("gap_p50_ns", _INT, _D),
     StoreColumn("gap_p99_ns", _INT, _D),
-    StoreColumn("gap_sketch", _BYTES, _L),
+    StoreColumn("gap_sum_ns", _INT, _B),
+    StoreColumn("gap_min_ns", _INT, _B),
+    StoreColumn("gap_buckets", _COUNTS, _B),
+    StoreColumn("gap_counts", _COUNTS, _D),
     StoreColumn("phase_of", _TEXT, _D),
     *(StoreColumn(phase_column(phase.value), _INT, _B) for phase in Phase),
     StoreColumn(UNATTRIBUTED_PREFILL, _INT, _B),
@@ -172,13 +177,13 @@ SPAN_COLUMNS: tuple[StoreColumn, ...] = (
     StoreColumn("events", _TEXT, _D),  # JSON
     StoreColumn("links", _TEXT, _D),  # JSON
     StoreColumn("raw_bytes", _SMALL, _D),
-    StoreColumn("repeats", _SMALL, _D),  # bits: attributes left out because they repeat others (span_columns.REPEATS)
+    StoreColumn("repeats", _SMALL, _D),  # bits: attributes left out because they repeat others (tables/spans.py: REPEATS)
     StoreColumn("attributes_more", _TEXT, _D),  # JSON: the attributes without a column of their own
 )
 
 ROLLUP_COLUMNS: tuple[StoreColumn, ...] = (
     StoreColumn("hour_unix_ns", _INT, _D),
-    StoreColumn("measure", _TEXT, _D),  # a value of aggregates.Measure
+    StoreColumn("measure", _TEXT, _D),  # a value of queries/period.py: Measure
     StoreColumn("scope", _TEXT, _D),
     StoreColumn("model", _TEXT, _D),
     StoreColumn("prefill_host", _TEXT, _D),
@@ -193,11 +198,15 @@ ROLLUP_COLUMNS: tuple[StoreColumn, ...] = (
     *(StoreColumn(phase_column(phase.value), _INT, _B) for phase in Phase),
     StoreColumn(UNATTRIBUTED_PREFILL, _INT, _B),
     StoreColumn(UNATTRIBUTED_DECODE, _INT, _B),
-    StoreColumn("gap_sketch", _BYTES, _L),
+    StoreColumn("gap_sum_ns", _INT, _B),
+    StoreColumn("gap_min_ns", _INT, _B),
+    StoreColumn("gap_max_ns", _INT, _B),
+    StoreColumn("gap_buckets", _COUNTS, _B),
+    StoreColumn("gap_counts", pa.list_(pa.int64()), _D),
 )
 """Columns of rollups: requests counted by place, outcome and time.
 
-Each row holds sums over its requests (``rollup.py``).
+Each row holds sums over its requests (``rollups.py``).
 """
 
 ATTRIBUTE_TYPES: dict[str, tuple[pa.DataType, Encoding]] = {
@@ -247,7 +256,7 @@ STATISTICS = frozenset({"started_unix_ns", "start_unix_ns", "at_unix_ns", "versi
 LOOKED_UP = frozenset({"client_request_id", "request_key", "response_id", "request_id", "trace_id"})
 """Columns of ``requests`` with a Bloom filter per row group.
 
-A look-up by id reads only the groups that may have it (``sql.py``).
+A look-up by id reads only the groups that may have it (``read.py``).
 """
 
 BLOOM_FILTERS = "bloom_filter_options" in signature(pq.ParquetWriter.__init__).parameters

@@ -27,7 +27,7 @@ from handrail_collector.explain.period.concentration import DIMENSIONS, CaseCont
 from handrail_collector.explain.period.report import NEEDED, much_longer
 from handrail_collector.explain.period.request_columns import PHASES, requests_of
 from handrail_collector.rows import RequestRow
-from handrail_collector.store.queries.aggregates import Measure
+from handrail_collector.store.queries.period import Measure
 from handrail_sim.emulator import truth
 from handrail_sim.emulator.truth import Excess, RequestTruth
 

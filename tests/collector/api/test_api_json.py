@@ -13,7 +13,7 @@ from builders.store_rows import request_rows as made_rows
 from builders.strategies import request_rows, span_rows
 from handrail_collector.api.schema import row_from_json, row_to_json, span_from_json, span_to_json
 from handrail_collector.rows import RequestRow
-from handrail_collector.store.span import SpanRow
+from handrail_collector.store.tables.spans import SpanRow
 
 
 @settings(max_examples=50, deadline=None)
@@ -29,7 +29,7 @@ def test_unknown_names_are_ignored() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"phases": None}, {"phases": [{}]}, {"joins": [1]}, {"gap_sketch": "%"}, {"findings": 7}],
+    [{"phases": None}, {"phases": [{}]}, {"joins": [1]}, {"gap_buckets": 7}, {"findings": 7}],
     ids=["no_phases", "empty_phase", "join", "sketch", "findings"],
 )
 def test_what_is_no_row_is_refused(wrong: dict[str, Any]) -> None:

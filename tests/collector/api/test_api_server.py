@@ -13,11 +13,12 @@ import aiohttp
 import pytest
 
 from builders.store_rows import START_UNIX_NS, request_rows, spans_of_requests
+from doubles.store_filters import matches, order
 from handrail_collector.api.query import PARAMETERS
 from handrail_collector.api.schema import row_from_json
 from handrail_collector.api.server import MAX_WAITING, ApiServer
 from handrail_collector.rows import FetchRow, RequestRow
-from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.filters import RequestFilter
 from handrail_collector.store.manifest import MANIFEST
 from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
@@ -120,7 +121,7 @@ FILTERED: dict[str, tuple[dict[str, str], RequestFilter]] = {
 
 @pytest.mark.parametrize(("parameters", "wanted"), FILTERED.values(), ids=FILTERED)
 async def test_parameters_are_the_filter(api: Api, parameters: dict[str, str], wanted: RequestFilter) -> None:
-    fitting = sorted(filter(wanted.matches, ROWS), key=wanted.order)[: wanted.limit]
+    fitting = sorted((row for row in ROWS if matches(wanted, row)), key=lambda row: order(wanted, row))[: wanted.limit]
     assert fitting
     assert [request_id for request_id, _, _ in await api.ids(**parameters)] == [row.request_id for row in fitting]
 
@@ -235,9 +236,9 @@ class HeldReader(StoreReader):
         super().__init__(root)
         self.go = threading.Event()
 
-    def requests(self, wanted: RequestFilter) -> list[RequestRow]:
+    def requests(self, wanted: RequestFilter, live: Sequence[RequestRow] = ()) -> list[RequestRow]:
         assert self.go.wait(90)
-        return super().requests(wanted)
+        return super().requests(wanted, live)
 
 
 async def test_queries_beyond_the_bound_get_a_retry_time(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from builders.gaps import NO_GAPS
 from builders.request_rows import MS, STARTED, request_row, spread
 from doubles.memory_store import Kept, MemoryReader
 from handrail.durations import format_rfc3339
@@ -63,7 +64,7 @@ def stored(folder: Path, *, slower_after: float = 0.0) -> Path:
     made = []
     for n in range(600):
         phases = spread(queue=5 + n % 7, compute=61 + (slower_after if n >= 300 else 0))
-        made.append(request_row(phases, request_id=f"{n:016x}", started_unix_ns=STARTED + n * S, gap_sketch=None))
+        made.append(request_row(phases, request_id=f"{n:016x}", started_unix_ns=STARTED + n * S, **NO_GAPS))
     publisher = StorePublisher(folder / "store")
     publisher.open()
     publisher.publish(0, 10, 10, [], made)

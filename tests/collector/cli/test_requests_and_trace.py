@@ -23,7 +23,7 @@ from handrail_collector.store.manifest import MANIFEST
 from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
-from handrail_collector.store.span import SpanRow
+from handrail_collector.store.tables.spans import SpanRow
 
 S = 1000 * MS
 SLOW = replace(ROWS["slow_prefill_queue"], request_id="a" * 16, client_request_id="user-42-8", started_unix_ns=STARTED + S)

@@ -15,7 +15,7 @@ import pytest
 from handrail_cli.client import HttpBackend, StoreBackend, query_parameters, row_source
 from handrail_cli.errors import CliError
 from handrail_collector.api.query import parse_query
-from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.filters import RequestFilter
 
 
 @contextmanager

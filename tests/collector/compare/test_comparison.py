@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builders.gaps import gap_fields, gaps_of
 from builders.request_rows import MS, STARTED, phase, request_row, spread
 from handrail.metrics.exponential_histogram import GapSketch
 from handrail_collector.compare.comparison import Arm, CompareError, compare
@@ -58,7 +59,7 @@ def rows(
             response_id=None,
             started_unix_ns=STARTED + int((number + rng.random()) * S / 2),
             gap_count=10,
-            gap_sketch=gaps.encode(),
+            **gap_fields(gaps),
             gap_p99_ns=gaps.quantile(0.99),
             gap_max_ns=gaps.max_ns,
             output_tokens=11,
@@ -91,7 +92,7 @@ def test_figures_are_those_of_the_rows(tmp_path: Path) -> None:
     assert found.figures["ttft_p90_ns"].value == ttft[539]
     merged = GapSketch()
     for row in made:
-        merged.merge(GapSketch.decode(row.gap_sketch or b""))
+        merged.merge(gaps_of(row))
     assert found.gaps == merged.count == 6000
     assert found.figures["gap_p99_ns"].value == pytest.approx(merged.quantile(0.99), rel=1e-9)
     assert found.figures["per_token_ns"].value == pytest.approx(merged.sum_ns / 6000)

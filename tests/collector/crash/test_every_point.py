@@ -16,9 +16,9 @@ from crash.crashes import START, Crashes, Tally
 from crash.recorded import JOURNAL, STORE, Recorded, Recorder
 from crash.view import first_answer_of
 from doubles.power_disk import Content, Disk, Operation
-from handrail_collector.store import rolled
 from handrail_collector.store.layout import HOUR_NS
 from handrail_collector.store.publish import StorePublisher
+from handrail_collector.store.queries import period
 from harness.store import ROWS, kept_store
 
 
@@ -125,7 +125,7 @@ def test_a_first_answer_that_the_rows_do_not_give_is_seen(tmp_path: Path, monkey
     store.publisher.publish(10, 20, 0, [], [replace(ROWS[0], version=2, started_unix_ns=ROWS[0].started_unix_ns + 2 * HOUR_NS)])
     store.publisher.close()
     assert first_answer_of(tmp_path / "store") == ""
-    monkeypatch.setattr(rolled, "_replaced", lambda *_: set())
+    monkeypatch.setattr(period, "_outdated", lambda *_: set())
     assert "first answer" in first_answer_of(tmp_path / "store")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.truth.judge import found_in
+from builders.gaps import gap_fields
 from builders.period import usual
 from builders.request_rows import MS, STARTED
 from builders.scope import explained_period, scope_of, store_of
@@ -34,7 +35,7 @@ def rows(count: int = 1500) -> list[RequestRow]:
 def with_gap(row: RequestRow, gap_ns: int) -> RequestRow:
     sketch = GapSketch()
     sketch.add(gap_ns)
-    return replace(row, gap_max_ns=gap_ns, gap_sketch=sketch.encode())
+    return replace(row, gap_max_ns=gap_ns, **gap_fields(sketch))
 
 
 def waiting(row: RequestRow, phase: str, excess_ns: int) -> RequestRow:
@@ -99,7 +100,7 @@ def test_where_all_failed_that_comes_first(tmp_path: Path) -> None:
 
 def test_damage_is_reported_without_the_query_and_with_the_remedy(tmp_path: Path) -> None:
     reader = store_of(tmp_path, rows(20))
-    path = next(file.path for each in reader.publishes() for file in each.files if file.table is Table.REQUESTS)
+    path = next(file.path for each in reader.snapshot().publishes for file in each.files if file.table is Table.REQUESTS)
     file = tmp_path / path
     file.write_bytes(file.read_bytes()[:-40] + b"x" * 40)
     with pytest.raises(StoreDamagedError, match=Path(path).name) as raised:

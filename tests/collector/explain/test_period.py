@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from builders.gaps import gaps_of
 from builders.store_rows import START_UNIX_NS, Fleet, request_rows
 from doubles.failing_disk import StoppedError, StoppingFiles
 from handrail.metrics.exponential_histogram import GapSketch
@@ -20,14 +21,14 @@ from handrail_collector.explain.period.answer import answered
 from handrail_collector.explain.period.question import DEFAULT_NS, Question
 from handrail_collector.explain.period.report import NEEDED, PeriodAnswer, ScopeAnswer, TailVerdict, explain
 from handrail_collector.rows import MERGED, PhaseRow, RequestRow
+from handrail_collector.store.filters import PeriodQuery
 from handrail_collector.store.layout import DAY_NS, HOUR_NS
 from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
 from handrail_collector.store.manifest import ManifestReader, StoreDamagedError, files_of
 from handrail_collector.store.publish import StorePublisher
-from handrail_collector.store.queries.aggregates import BIN_ERROR, PeriodQuery
 from handrail_collector.store.queries.period import load_period
 from handrail_collector.store.read import StoreReader
-from handrail_collector.store.rolling import due
+from handrail_collector.store.rollups import BIN_ERROR, due
 from handrail_collector.store.schema import Table
 
 HOUR = START_UNIX_NS // HOUR_NS + 1
@@ -104,7 +105,7 @@ def summary(made: Sequence[RequestRow]) -> dict[str, object]:
     slow = [row for row in made if (row.ttft_token_ns or 0) >= rank(ttft, 0.99)]
     gaps = GapSketch()
     for row in made:
-        gaps.merge(GapSketch.decode(row.gap_sketch or GapSketch().encode()))
+        gaps.merge(gaps_of(row))
     queue = [phase.duration_ns for row in slow for phase in row.phases if phase.phase == "prefill_queue"]
     return {
         "requests": len(made),

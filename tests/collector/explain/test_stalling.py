@@ -22,13 +22,12 @@ from handrail_collector.batch import publish, rows_of
 from handrail_collector.explain.period.report import PeriodAnswer, explain, stalling
 from handrail_collector.explain.period.summary import summary
 from handrail_collector.rows import NO_STALLS, StallRow
+from handrail_collector.store.filters import PeriodQuery
 from handrail_collector.store.manifest import StoreDamagedError
 from handrail_collector.store.quarantine import ADVICE
-from handrail_collector.store.queries.aggregates import PeriodQuery
-from handrail_collector.store.queries.period import load_period
+from handrail_collector.store.queries.period import NO_STALLS as NOTHING
+from handrail_collector.store.queries.period import load_period, stall_counts
 from handrail_collector.store.read import StoreReader
-from handrail_collector.store.stall_counts import NO_STALLS as NOTHING
-from handrail_collector.store.stall_counts import stall_counts
 
 S = 1000 * MS
 WHOLE = PeriodQuery(since_unix_ns=EPOCH, until_unix_ns=EPOCH + 60 * S)

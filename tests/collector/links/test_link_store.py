@@ -25,9 +25,9 @@ from handrail_collector.links.devices import Medium, counted
 from handrail_collector.links.question import LinksQuestion
 from handrail_collector.rows import LinkFactRow
 from handrail_collector.stitch.stitcher import SECOND
+from handrail_collector.store.filters import SampleFilter
 from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
-from handrail_collector.store.sample_filter import SampleFilter
 from handrail_collector.store.schema import Table
 from handrail_sidecar.export.device_batches import DeviceBatches
 from handrail_sidecar.export.resource import own_resource

@@ -23,9 +23,6 @@ from builders.strategies import INT64, KEYS, VALUES, request_rows, span_rows
 from handrail import conventions as names
 from handrail.otlp.values import Attributes
 from handrail.phases import Phase
-from handrail_collector.store import attribute_json
-from handrail_collector.store.packed import pack_ids, pack_integers, unpack_ids, unpack_integers
-from handrail_collector.store.request_columns import request_row, requests_table
 from handrail_collector.store.schema import (
     REQUEST_COLUMNS,
     SCHEMA_VERSION,
@@ -36,8 +33,23 @@ from handrail_collector.store.schema import (
     encode,
     phase_column,
 )
-from handrail_collector.store.span import SpanRow
-from handrail_collector.store.span_columns import MAX_ATTRIBUTE_COLUMNS, span_row, spans_table
+from handrail_collector.store.tables.requests import (
+    pack_ids,
+    pack_integers,
+    request_row,
+    requests_table,
+    unpack_ids,
+    unpack_integers,
+)
+from handrail_collector.store.tables.spans import (
+    MAX_ATTRIBUTE_COLUMNS,
+    SpanRow,
+    decode_attribute,
+    decode_attributes,
+    encode_attributes,
+    span_row,
+    spans_table,
+)
 
 
 def read_back(data: bytes, folder: Path) -> list[dict[str, Any]]:
@@ -171,15 +183,15 @@ def test_packed_ids_come_back(ids: list[str]) -> None:
 
 @given(value=VALUES)
 def test_attribute_json_comes_back_with_types(value: Any) -> None:
-    assert repr(attribute_json.loads(attribute_json.dumps(value))) == repr(value)
+    assert repr(decode_attribute(encode_attributes(value))) == repr(value)
 
 
 @given(value=st.dictionaries(KEYS, VALUES, max_size=3))
 def test_maps_come_back(value: Any) -> None:
-    assert attribute_json.loads_map(attribute_json.dumps(value)) == value
+    assert decode_attributes(encode_attributes(value)) == value
 
 
 @pytest.mark.parametrize("text", ["[1", "[]", '{"$new":1}'], ids=["broken", "no_map", "unknown_tag"])
 def test_what_is_no_map_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - the kinds of wrong text have different messages
-        attribute_json.loads_map(text)
+        decode_attributes(text)

@@ -13,12 +13,12 @@ import pytest
 
 from builders.dataclass_rows import flat_row
 from builders.store_rows import START_UNIX_NS
-from handrail_collector.api.overlay import newest_version
+from doubles.store_filters import newest_version
 from handrail_collector.rows import WITHDRAWN_FETCHES, FetchRow
 from handrail_collector.store.compaction import fold_flat
-from handrail_collector.store.fetch_filter import FetchFilter
+from handrail_collector.store.filters import FetchFilter
 from handrail_collector.store.schema import Table, encode
-from handrail_collector.store.tables.dataclass_table import FLAT
+from handrail_collector.store.tables.append_only import FLAT
 from harness.store import Kept
 
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from builders.store_rows import request_rows
 from handrail.printable import is_printable
-from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.filters import PeriodQuery, RequestFilter
 from handrail_collector.store.layout import is_data_path
 from handrail_collector.store.maintenance import Upkeep, UpkeepSettings
 from handrail_collector.store.manifest import MANIFEST, ManifestReader, PublishRecord, Retired, StoreDamagedError, encode_line
 from handrail_collector.store.publish import StorePublisher
-from handrail_collector.store.queries.scan import Selection, columns
+from handrail_collector.store.queries.scan import compared_requests
 from handrail_collector.store.read import StoreReader
 
 ROWS = request_rows(12)
@@ -76,7 +76,7 @@ def every_question(store: Path) -> None:
     try:
         reader.requests(RequestFilter())
         reader.find("anything")
-        list(columns(store, Selection(), ["request_id"]))
+        list(compared_requests(store, PeriodQuery()))
     finally:
         reader.close()
 

@@ -20,7 +20,7 @@ import pytest
 from builders.store_rows import START_UNIX_NS, request_rows, spans_of_requests
 from doubles.failing_disk import StoppedError, StoppingFiles
 from handrail_collector.rows import RequestRow
-from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.filters import RequestFilter
 from handrail_collector.store.layout import HOUR_NS
 from handrail_collector.store.manifest import (
     MANIFEST,
@@ -31,8 +31,7 @@ from handrail_collector.store.manifest import (
     encode_line,
     files_of,
 )
-from handrail_collector.store.partitions import MAX_HOURS_A_PUBLISH, by_hour
-from handrail_collector.store.publish import StoreLockedError, StorePublisher
+from handrail_collector.store.publish import MAX_HOURS_A_PUBLISH, StoreLockedError, StorePublisher, by_hour
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.recovery import Recovered
 from handrail_collector.store.schema import Table
@@ -284,10 +283,10 @@ def test_a_reader_forgets_a_line_that_was_taken_back(publisher: StorePublisher, 
     manifest = tmp_path / "store" / MANIFEST
     before = manifest.read_bytes()
     publisher.publish(10, 20, 0, [], ROWS[1:2])
-    assert [publish.end_offset for publish in reader.publishes()] == [10, 20]
+    assert [publish.end_offset for publish in reader.snapshot().publishes] == [10, 20]
     line = PublishRecord(shard=0, first_offset=10, end_offset=90, low_water_offset=10, files=())
     manifest.write_bytes(before + encode_line(line) + encode_line(replace(line, first_offset=90)))
-    assert [publish.end_offset for publish in reader.publishes()] == [10, 90, 90]
+    assert [publish.end_offset for publish in reader.snapshot().publishes] == [10, 90, 90]
     reader.close()
 
 

@@ -16,9 +16,9 @@ from builders.store_rows import START_UNIX_NS
 from doubles.damaged_parquet import DAMAGES, damage
 from handrail_collector.explain.period.report import PeriodAnswer
 from handrail_collector.rows import MERGED, RequestRow
+from handrail_collector.store.filters import PeriodQuery
 from handrail_collector.store.layout import DAY_NS, HOUR_NS
 from handrail_collector.store.manifest import StoreDamagedError
-from handrail_collector.store.queries.aggregates import PeriodQuery
 from handrail_collector.store.queries.period import load_period
 from handrail_collector.store.schema import Table
 from harness.rollup_check import disagreement, exact_answer, first_answer, requests_in

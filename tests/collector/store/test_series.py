@@ -19,11 +19,10 @@ from builders.device_samples import COUNTING_SINCE, START_UNIX_NS, S, busy_host,
 from builders.engine_samples import engine_sample
 from handrail.records.devices import DeviceSample, DeviceValue, runs
 from handrail_collector.store.compaction import alike, fold_samples
+from handrail_collector.store.filters import SampleFilter
 from handrail_collector.store.layout import DAY_NS
-from handrail_collector.store.sample_filter import SampleFilter
-from handrail_collector.store.samples import SAMPLED
 from handrail_collector.store.schema import Table, encode
-from handrail_collector.store.series import MAX_SERIES_COLUMNS, is_series
+from handrail_collector.store.tables.samples import MAX_SERIES_COLUMNS, SAMPLED, is_series
 from harness.store import ROWS, Kept
 
 GPU = SAMPLED[Table.GPU_SAMPLES]

@@ -9,8 +9,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from handrail.otlp.values import LATEST_UNIX_NS, attributes_of
-from handrail_collector.store.span import SpanRow, span_rows
-from handrail_collector.store.span_columns import span_row, spans_table
+from handrail_collector.store.tables.spans import SpanRow, span_row, span_rows, spans_table
 
 RECORDINGS = Path(__file__).parents[2] / "data" / "recordings" / "otlp_raw"
 

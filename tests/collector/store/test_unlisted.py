@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from builders.store_rows import request_rows, spans_of_requests
-from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.filters import RequestFilter
 from handrail_collector.store.layout import files_below
 from handrail_collector.store.manifest import MANIFEST, StoreDamagedError
-from handrail_collector.store.orphan_files import UNLISTED
 from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
+from handrail_collector.store.recovery import UNLISTED
 
 ROWS = request_rows(30)
 

@@ -25,7 +25,7 @@ from handrail_collector.store.publish import StorePublisher
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.recovery import Recovered
 from handrail_collector.store.schema import Table
-from handrail_collector.store.span_columns import MAX_ATTRIBUTE_COLUMNS
+from handrail_collector.store.tables.spans import MAX_ATTRIBUTE_COLUMNS
 from harness.store import EVERYTHING, LATER, ROWS, SPANS, Clock, Kept, publish_all
 
 

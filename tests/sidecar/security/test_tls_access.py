@@ -24,7 +24,7 @@ from handrail_cli.errors import CliError
 from handrail_cli.main import main
 from handrail_collector.api.server import ApiServer
 from handrail_collector.rows import FetchRow, RequestRow, StallRow
-from handrail_collector.store.filter import RequestFilter
+from handrail_collector.store.filters import RequestFilter
 from handrail_doctor.gather.collector import ask_collector
 from harness.certs import Authority, Files, replace
 

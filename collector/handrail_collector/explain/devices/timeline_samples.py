@@ -14,10 +14,10 @@ from handrail.clock_offset import OffsetInterval
 from handrail.records.devices import DeviceSample
 from handrail_collector.explain.devices.timeline import LINES, TRACKED, PlaceDevices, between, clock_offset, place_of
 from handrail_collector.rows import ClockPairRow, RequestRow
+from handrail_collector.store.filters import SampleFilter
 from handrail_collector.store.read import StoreReader
-from handrail_collector.store.sample_filter import SampleFilter
 from handrail_collector.store.schema import Table
-from handrail_collector.store.span import SpanRow
+from handrail_collector.store.tables.spans import SpanRow
 
 SECOND: Final = 1_000_000_000
 MARGIN_NS: Final = 2 * SECOND

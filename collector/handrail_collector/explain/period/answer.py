@@ -12,7 +12,7 @@ from handrail_collector.explain.period.report import explain
 from handrail_collector.explain.period.summary import to_json
 from handrail_collector.links.answer import period
 from handrail_collector.links.summary import of_period
-from handrail_collector.store.queries.aggregates import PeriodQuery
+from handrail_collector.store.filters import PeriodQuery
 from handrail_collector.store.queries.period import latest_unix_ns, load_period, models
 from handrail_collector.store.queries.utilization import gpu_uses, step_uses
 from handrail_collector.store.read import StoreReader

@@ -1,6 +1,6 @@
 """Define which period to explain.
 
-Cheap to import: ``answer.py``, which answers it, loads Ibis and numpy.
+Cheap to import: ``answer.py``, which answers it, loads DuckDB and numpy.
 """
 
 from __future__ import annotations

@@ -20,8 +20,19 @@ from handrail.metrics.exponential_histogram import GapSketch
 from handrail.records import Outcome
 from handrail_collector.explain.period.concentration import PLACES, CaseControlStratum, Concentration, contrasts
 from handrail_collector.explain.period.tail import LEAST_SLOW, PhaseMore, TailCauses, causing, phases_more
-from handrail_collector.store.queries.aggregates import BIN_ERROR, BINS_PER_E, DIMENSIONS, OTHER, PHASE_SUMS, SLOW, USUAL, Measure
-from handrail_collector.store.queries.period import RANKS, SLOW_RANK, PeriodData, Quantiles
+from handrail_collector.store.queries.period import (
+    DIMENSIONS,
+    OTHER,
+    PHASE_SUMS,
+    RANKS,
+    SLOW,
+    SLOW_RANK,
+    USUAL,
+    Measure,
+    PeriodData,
+    Quantiles,
+)
+from handrail_collector.store.rollups import BIN_ERROR, BINS_PER_E
 
 SHOWN: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 NOT_FAILED: Final = frozenset(
@@ -365,7 +376,7 @@ def standing(found: Iterable[Concentration]) -> list[Concentration]:
 
 
 def stalling(counts: pa.Table) -> Stalling | None:
-    """Summarise one scope's rows of ``store.stall_counts``; None without stalls."""
+    """Summarise one scope's rows of ``stall_causes.sql``; None without stalls."""
     if not counts.num_rows:
         return None
     stalls, longest = _sum(counts, "stalls"), _sum(counts, "longest")

@@ -22,9 +22,9 @@ from handrail_collector.explain.period.concentration import LEAST_TIMES, Concent
 from handrail_collector.explain.period.host_pauses import PausedRequests, attribute_pauses
 from handrail_collector.explain.period.request_columns import PHASES, RequestColumns
 from handrail_collector.explain.stalls.evidence import StallCause
-from handrail_collector.store.queries.aggregates import PAUSED
-from handrail_collector.store.request_columns import may_be
+from handrail_collector.store.queries.period import PAUSED
 from handrail_collector.store.schema import UNATTRIBUTED_DECODE, UNATTRIBUTED_PREFILL, phase_column
+from handrail_collector.store.tables.requests import may_be
 
 LEAST_SLOW: Final = 10
 """Fewest slow requests for any conclusion; that needs 100 times as many requests."""
@@ -124,7 +124,7 @@ def phases_more(
 ) -> list[PhaseMore]:
     """Return mean phases from sums by column, largest growth first.
 
-    ``names``: those of ``cells.PHASE_SUMS``, then the TTFT itself.
+    ``names``: those of ``queries.period.PHASE_SUMS``, then the TTFT itself.
     """
     u, s = _parts(names, usual, baseline_requests), _parts(names, slow, slow_requests)
     longer = sum(s.values()) - sum(u.values())
@@ -160,7 +160,7 @@ def _parts(names: Sequence[str], sums: Sequence[int], requests: int) -> dict[tup
 def causing(rows: pa.Table, places: Sequence[Concentration]) -> TailCauses | None:
     """Return the causes of the slow requests; None where too few give a baseline.
 
-    ``rows``: ``aggregates.tail_and_sample`` of one scope.
+    ``rows``: ``tail_and_sample.sql`` of one scope.
     A slow request has a cause out of the ordinary where such growths are more frequent at that place and time
     (``attribution.py``), or
     where it is at one of ``places``: hosts and links where slow requests concentrate for the whole period.
@@ -306,7 +306,7 @@ def _ids(rows: pa.Table, at: Any) -> tuple[str, ...]:
 def requests_in(rows: pa.Table) -> RequestColumns:
     """Return the columns of ``rows``.
 
-    ``rows``: of ``aggregates.tail_and_sample``, or of ``queries/neighbours.py``.
+    ``rows``: of ``tail_and_sample.sql``, or of ``queries/neighbours.py``.
     """
     inside = [_floats(rows[name]) for name in (UNATTRIBUTED_PREFILL, UNATTRIBUTED_DECODE)]
     rest = np.stack([*inside, _floats(rows[_UNATTRIBUTED]) - inside[0] - inside[1]], axis=1)

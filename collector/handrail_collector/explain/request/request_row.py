@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from handrail.kv_outcomes import FetchOutcome
 from handrail.metrics.exponential_histogram import GapSketch
@@ -21,6 +21,9 @@ from handrail_collector.stitch.engines import EngineRegistry
 from handrail_collector.stitch.group import RequestGroup
 
 _T = TypeVar("_T")
+
+LARGEST_COUNT: Final = 2**31 - 1
+"""Largest count of a bucket that the store has room for; a sender may claim more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,10 @@ def _row(group: RequestGroup, fleet: Fleet, path: Path, handed: RequestHandoffs)
         gap_max_ns=gaps.max_ns if gaps else None,
         gap_p50_ns=sketch.quantile(0.5) if sketch else None,
         gap_p99_ns=sketch.quantile(0.99) if sketch else None,
-        gap_sketch=gaps.sketch if gaps and sketch is not None else None,
+        gap_sum_ns=sketch.sum_ns if sketch else None,
+        gap_min_ns=sketch.min_ns if sketch else None,
+        gap_buckets=tuple(sketch.buckets()) if sketch else (),
+        gap_counts=tuple(min(count, LARGEST_COUNT) for count in sketch.buckets().values()) if sketch else (),
         phase_of=parts.of,
         phases=tuple(
             PhaseRow(

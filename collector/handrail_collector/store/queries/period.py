@@ -1,44 +1,89 @@
 """Read the figures of a period for ``handrail explain``.
 
-They are its cells, quantiles, gap sketches and, one by one, its slow requests.
+They are its requests counted by place and time, quantiles, gaps and, one by one, its slow requests.
 The *first* answer takes whole hours from rollups and the rest from rows; its times are exact to 2 %.
 The *exact* answer reads every row. When no hour has a rollup there is only the exact answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Final
 
-import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from handrail.metrics.exponential_histogram import GapSketch
-from handrail_collector.store import files_query
-from handrail_collector.store.files_query import ParquetFiles
-from handrail_collector.store.manifest import StoreDamagedError, StoredFile
-from handrail_collector.store.quarantine import ADVICE, QUERY_ERRORS, refusal
-from handrail_collector.store.queries import aggregates
-from handrail_collector.store.queries.aggregates import Measure, PeriodQuery, Thresholds
-from handrail_collector.store.read import StoreReader, newer_files
-from handrail_collector.store.rolled import SKETCH_COLUMNS, Rolled, rolled
-from handrail_collector.store.rolling import split
-from handrail_collector.store.rollup import merge_sketches, sketches_of
-from handrail_collector.store.schema import Table
-from handrail_collector.store.stall_counts import NO_STALLS, stall_counts
+from handrail.phases import Phase
+from handrail_collector.store.filters import PeriodQuery
+from handrail_collector.store.manifest import StoredFile, locate
+from handrail_collector.store.quarantine import READ_ERRORS, read_checked
+from handrail_collector.store.read import StoreReader
+from handrail_collector.store.rollups import BINS_PER_E, NO_ROLLUPS
+from handrail_collector.store.schema import UNATTRIBUTED_DECODE, UNATTRIBUTED_PREFILL, Table, phase_column
+from handrail_collector.store.snapshot import FETCH_MARGIN_NS, Snapshot, Views, split
 
 RANKS: Final = (0.25, 0.5, 0.75, 0.9, 0.99, 0.999)
 """Ranks of the quantiles that are computed.
 
-Times from ``SLOW_RANK`` on are slow. Times from the first to the third quantile are usual.
+Times from ``SLOW_RANK`` on are slow. Times from the first to the third quantile are the baseline.
 """
 
 SLOW_RANK: Final = 0.99
 SAMPLE_ROWS: Final = 120_000
 """Approximate number of requests that are sampled to learn what is typical."""
+
+DIMENSIONS: Final = ("scope", "model", "prefill_host", "decode_host", "outcome", "kv_outcome")
+PHASE_SUMS: Final = (*(phase_column(phase.value) for phase in Phase), UNATTRIBUTED_PREFILL, UNATTRIBUTED_DECODE)
+"""Columns that are summed: every phase, and the unattributed time by place."""
+
+PAUSED: Final = ("prefill_paused_ns", "decode_paused_ns")
+"""Columns with the time that an engine's process was paused.
+
+A request waited for its first token at that engine meanwhile.
+"""
+
+SLOW, USUAL, OTHER = "slow", "usual", "other"
+GAP_COLUMNS: Final = ("scope", "model", "measure", "gap_sum_ns", "gap_min_ns", "gap_max_ns", "gap_buckets", "gap_counts")
+"""Columns of rollups that ``queries/gap_histograms.sql`` reads."""
+
+_THRESHOLDS: Final = pa.schema(
+    [("scope", pa.string()), ("measure", pa.string())]
+    + [(name, pa.int64()) for name in ("baseline_from_ns", "baseline_to_ns", "slow_from_ns")]
+)
+_STALLS: Final = {
+    "scope": pa.string(),
+    "cause": pa.string(),
+    "host": pa.string(),
+    "stalls": pa.int64(),
+    "streams": pa.int64(),
+    "events": pa.int64(),
+    "every_ns": pa.int64(),
+    "gap_sum_ns": pa.int64(),
+    "gap_max_ns": pa.int64(),
+    "longest": pa.int64(),
+    "lift": pa.float64(),
+}
+NO_STALLS: Final = pa.schema(list(_STALLS.items())).empty_table()
+
+
+class Measure(str, Enum):
+    """What is measured of a request."""
+
+    TTFT = "ttft"  # time to first generated token
+    GAP = "gap"  # largest gap of a stream
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Bounds of baseline times, and the bound of slow times, of one scope."""
+
+    baseline_from_ns: int
+    baseline_to_ns: int
+    slow_from_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +95,7 @@ class Quantiles:
 
     @property
     def cuts(self) -> Thresholds:
-        """Bounds of usual and slow times."""
+        """Bounds of baseline and slow times."""
         at = dict(zip(RANKS, self.values_ns, strict=True))
         return Thresholds(at[0.25], at[0.75], at[SLOW_RANK])
 
@@ -59,6 +104,7 @@ class Quantiles:
 class PeriodData:
     """The figures of a period.
 
+    ``ttft_cells``, ``gap_cells``: requests counted (``aggregates.sql``, in the exact answer ``parts.sql``).
     ``quantiles``: None when the bins of the cells give them.
     ``tail_and_sample``: slow and sampled requests one by one, None in the first answer.
     ``rolled_hours``: how many hours came from rollups.
@@ -72,7 +118,7 @@ class PeriodData:
     quantiles: Mapping[Measure, Mapping[str, Quantiles]] | None
     tail_and_sample: pa.Table | None
     rolled_hours: int
-    stalls: pa.Table  # see ``store.stall_counts``
+    stalls: pa.Table  # ``stall_causes.sql``
 
 
 def latest_unix_ns(reader: StoreReader, now_unix_ns: int) -> int | None:
@@ -88,15 +134,10 @@ def models(reader: StoreReader, of: PeriodQuery) -> list[str]:
 
     Raises ``StoreDamagedError``.
     """
-    assert of.since_unix_ns is not None
-    assert of.until_unix_ns is not None
-    files = [file for publish in reader.publishes() for file in publish.files if file.table is Table.REQUESTS]
-    wanted = split(files, of.since_unix_ns, of.until_unix_ns).requests
-    if not wanted:
-        return []
-    with _asking(reader, wanted) as cursor:
-        known = files_query.bind(cursor, {"requests": _files(reader, wanted)})
-        return sorted(files_query.answer(cursor, aggregates.models(of, known))["model"].to_pylist())
+    snapshot = reader.snapshot()
+    with snapshot.ask() as views:
+        views.requests(snapshot.files(Table.REQUESTS, of.since_unix_ns, of.until_unix_ns))
+        return [str(name) for name in views.table("models", **asdict(of))["model"].to_pylist()]
 
 
 def load_period(reader: StoreReader, of: PeriodQuery, *, fast: bool) -> PeriodData:
@@ -104,128 +145,141 @@ def load_period(reader: StoreReader, of: PeriodQuery, *, fast: bool) -> PeriodDa
 
     Both times of ``of`` must be set. Raises ``StoreDamagedError``.
     """
-    assert of.since_unix_ns is not None
-    assert of.until_unix_ns is not None
-    files = [file for publish in reader.publishes() for file in publish.files]
-    with _asking(reader, files) as cursor:
-        by_hours = rolled(reader, cursor, files, of.since_unix_ns, of.until_unix_ns, None if fast else SKETCH_COLUMNS)
-        if fast and by_hours.rollups is not None:
-            found = _first(_Rows.bound(reader, cursor, of, files, by_hours.rest), of, by_hours)
-        else:
-            every = split([file for file in files if file.table is Table.REQUESTS], of.since_unix_ns, of.until_unix_ns).requests
-            found = _exact(_Rows.bound(reader, cursor, of, files, every), of, by_hours)
+    snapshot = reader.snapshot()
+    hours = _rolled(snapshot, of, None if fast else GAP_COLUMNS)
+    found = _first(snapshot, of, hours) if fast and hours.rollups is not None else _exact(snapshot, of, hours)
     by_scope = found.quantiles[Measure.GAP] if found.quantiles else {}
     return replace(found, stalls=stall_counts(reader, of, {scope: each.cuts.slow_from_ns for scope, each in by_scope.items()}))
 
 
-@contextmanager
-def _asking(reader: StoreReader, files: Sequence[StoredFile]) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a cursor for one query, and turn read errors into ``StoreDamagedError``."""
-    cursor = reader.cursor()
-    try:
-        yield cursor
-    except OSError as error:
-        raise StoreDamagedError(f"{reader.root}: {str(error).partition(chr(10))[0]}; {ADVICE}") from error
-    except QUERY_ERRORS as error:
-        raise refusal(error, reader.root, files) from error
-    finally:
-        cursor.close()
+def stall_counts(reader: StoreReader, of: PeriodQuery, cuts: Mapping[str, int]) -> pa.Table:
+    """Count the stalls that began in the period (``stall_causes.sql``).
+
+    ``cuts``: by scope, the length from which on a gap is among the longest. Raises ``StoreDamagedError``.
+    """
+    snapshot = reader.snapshot()
+    files = snapshot.files(Table.STALLS, of.since_unix_ns, of.until_unix_ns, FETCH_MARGIN_NS)
+    if not files:
+        return NO_STALLS
+    with snapshot.ask() as views:
+        views.newest(Table.STALLS, files)
+        views.register("thresholds", _thresholds([(scope, Measure.GAP, Thresholds(0, 0, cut)) for scope, cut in cuts.items()]))
+        return views.table("stall_causes", **asdict(of)).cast(NO_STALLS.schema)
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """Files of requests as a table of placed rows; None when there are no files."""
+class _Hours:
+    """Rollups of a period, and the files of requests for the rest of it.
 
-    reader: StoreReader
-    cursor: duckdb.DuckDBPyConnection
-    every: Sequence[StoredFile]
-    table: aggregates.Expression | None
+    ``rollups``: the rows of ``files`` rollups, None when there are none. ``rest``: files of requests.
+    """
 
-    @classmethod
-    def bound(
-        cls,
-        reader: StoreReader,
-        cursor: duckdb.DuckDBPyConnection,
-        of: PeriodQuery,
-        every: Sequence[StoredFile],
-        files: Sequence[StoredFile],
-    ) -> _Rows:
-        every = [file for file in every if file.table is Table.REQUESTS]
-        if not files:
-            return cls(reader, cursor, every, None)
-        newer, base = newer_files(every, min(file.min_unix_ns for file in files), max(file.max_unix_ns for file in files))
-        touched: set[Path] = set()
-        if newer:
-            files_query.bind(cursor, {"requests": _files(reader, files, named=True), "newer": _files(reader, newer)})
-            touched = {Path(name) for name in files_query.answer(cursor, aggregates.superseded(of, base))["filename"].to_pylist()}
-        clean = [file for file, path in zip(files, reader.paths(files), strict=True) if path not in touched]
-        rest = [file for file in files if file not in clean]
-        tables = {name: _files(reader, part) for name, part in (("requests", clean), ("touched", rest)) if part}
-        known = files_query.bind(cursor, tables)
-        return cls(reader, cursor, every, aggregates.placed(aggregates.wanted(of, known, newer_than=base)))
-
-    def of(self, of: PeriodQuery, files: Sequence[StoredFile]) -> _Rows:
-        """Bind the same tables for some of the files only."""
-        return _Rows.bound(self.reader, self.cursor, of, self.every, files)
-
-    def answer(self, made: aggregates.Expression) -> pa.Table:
-        return files_query.answer(self.cursor, made)
+    rollups: pa.Table | None
+    files: int
+    rest: tuple[StoredFile, ...]
 
 
-def _first(rows: _Rows, of: PeriodQuery, by_hours: Rolled) -> PeriodData:
-    rows.cursor.register("rollups", by_hours.rollups)
-    found = {}
-    for measure in (Measure.TTFT, Measure.GAP):
-        found[measure] = [rows.answer(aggregates.rolled(of, measure))]
-        if rows.table is not None:
-            found[measure].append(rows.answer(aggregates.cells(rows.table, measure)))
-    return PeriodData(
-        of=of,
-        exact=False,
-        ttft_cells=_together(found[Measure.TTFT]),
-        gap_cells=_together(found[Measure.GAP]),
-        sketches=_sketches(rows, of, by_hours.rollups),
-        quantiles=None,
-        tail_and_sample=None,
-        rolled_hours=by_hours.files,
-        stalls=NO_STALLS,
-    )
+def _rolled(snapshot: Snapshot, of: PeriodQuery, columns: Sequence[str] | None) -> _Hours:
+    """Read the rollups of a period and select the files for the rest.
+
+    An unreadable rollup is not used; the rows of its file are. The same holds for a rollup of a file with rows that a later
+    version in another file replaces. That other file can only be one without a rollup (``rollups.py``).
+    """
+    assert of.since_unix_ns is not None
+    assert of.until_unix_ns is not None
+    files = [file for publish in snapshot.publishes for file in publish.files]
+    parts = split(files, of.since_unix_ns, of.until_unix_ns)
+    paths = locate(snapshot.root, (file.path for file in parts.rollups))
+    read = {file.path: _read(path, columns) for file, path in zip(parts.rollups, paths, strict=True)}
+    by_rows = {file.covers for file in parts.rollups if read[file.path] is None}
+    if len(by_rows) < len(read):
+        answering = {file.covers for file in parts.rollups}
+        by_rows |= _outdated(snapshot, [file for file in files if file.path in answering])
+    if by_rows:
+        parts = split(files, of.since_unix_ns, of.until_unix_ns, by_rows)
+    tables = [read[file.path] for file in parts.rollups]
+    return _Hours(pa.concat_tables(tables, promote_options="default") if tables else None, len(tables), parts.requests)
 
 
-def _exact(rows: _Rows, of: PeriodQuery, by_hours: Rolled) -> PeriodData:
-    if rows.table is None:
-        empty = pa.table({name: pa.array([], pa.string()) for name in (*aggregates.DIMENSIONS, "part")})
+def _outdated(snapshot: Snapshot, files: Sequence[StoredFile]) -> set[str]:
+    """Return the paths of those files of requests whose rollups count a row that a later version replaces.
+
+    Such a version lies in a file without a rollup. Where the files without one have all its versions, nothing else is read.
+    """
+    newer = snapshot.newer_files(files)
+    if not newer:
+        return set()
+    with snapshot.ask() as views:
+        views.bind(
+            "later_rows", views.keys([file for file in snapshot.files(Table.REQUESTS) if file.path not in snapshot.rolled])
+        )
+        if not views.table("unpaired_versions", base_version=snapshot.base_version).num_rows:
+            return set()
+    names = snapshot.superseded(files)["filename"].to_pylist()
+    return {Path(name).relative_to(snapshot.root).as_posix() for name in names}
+
+
+def _read(path: Path, columns: Sequence[str] | None) -> pa.Table | None:
+    try:
+        return read_checked(path, columns)
+    except READ_ERRORS:
+        return None  # the collector logs it and makes it again
+
+
+def _first(snapshot: Snapshot, of: PeriodQuery, hours: _Hours) -> PeriodData:
+    with snapshot.ask() as views:
+        views.requests(hours.rest)
+        views.register("rollups", hours.rollups)
+        ttft, gap = _by_measure(views.table("aggregates", bins_per_e=BINS_PER_E, **asdict(of)))
+        return PeriodData(
+            of=of,
+            exact=False,
+            ttft_cells=ttft,
+            gap_cells=gap,
+            sketches=_sketches(views, of),
+            quantiles=None,
+            tail_and_sample=None,
+            rolled_hours=hours.files,
+            stalls=NO_STALLS,
+        )
+
+
+def _exact(snapshot: Snapshot, of: PeriodQuery, hours: _Hours) -> PeriodData:
+    with snapshot.ask() as views:
+        views.requests(snapshot.files(Table.REQUESTS, of.since_unix_ns, of.until_unix_ns))
+        quantiles = _quantiles(views.table("quantiles", ranks=list(RANKS), **asdict(of)))
+        cuts = [(scope, measure, each.cuts) for measure, by_scope in quantiles.items() for scope, each in by_scope.items()]
+        views.register("thresholds", _thresholds(cuts))
+        ttft, gap = _by_measure(views.table("parts", **asdict(of)))
+        timed = sum(each.counted for each in quantiles[Measure.TTFT].values())
+        tail_and_sample = views.table("tail_and_sample", sample_every=max(1, timed // SAMPLE_ROWS), **asdict(of))
+        views.requests(hours.rest)
+        views.register("rollups", NO_ROLLUPS if hours.rollups is None else hours.rollups)
         return PeriodData(
             of=of,
             exact=True,
-            ttft_cells=empty,
-            gap_cells=empty,
-            sketches={},
-            quantiles={},
-            tail_and_sample=None,
+            ttft_cells=ttft,
+            gap_cells=gap,
+            sketches=_sketches(views, of),  # merging the histograms of hours loses nothing
+            quantiles=quantiles,
+            tail_and_sample=tail_and_sample,
             rolled_hours=0,
             stalls=NO_STALLS,
         )
-    quantiles = _quantiles(rows.answer(aggregates.quantiles(rows.table, RANKS)))
-    cuts = {measure: {scope: each.cuts for scope, each in found.items()} for measure, found in quantiles.items()}
-    timed = sum(each.counted for each in quantiles[Measure.TTFT].values())
-    ttft, gap = (rows.answer(aggregates.cells(rows.table, measure, cuts[measure])) for measure in (Measure.TTFT, Measure.GAP))
-    tail_and_sample = rows.answer(aggregates.tail_and_sample(rows.table, cuts[Measure.TTFT], max(1, timed // SAMPLE_ROWS)))
-    return PeriodData(
-        of=of,
-        exact=True,
-        ttft_cells=ttft,
-        gap_cells=gap,
-        sketches=_sketches(rows.of(of, by_hours.rest), of, by_hours.rollups),  # merging the sketches of hours is lossless
-        quantiles=quantiles,
-        tail_and_sample=tail_and_sample,
-        rolled_hours=0,
-        stalls=NO_STALLS,
-    )
+
+
+def _by_measure(cells: pa.Table) -> tuple[pa.Table, pa.Table]:
+    ttft, gap = (cells.filter(pc.equal(cells["measure"], measure.value)) for measure in Measure)
+    return ttft, gap
+
+
+def _thresholds(cuts: Sequence[tuple[str, Measure, Thresholds]]) -> pa.Table:
+    rows = [{"scope": scope, "measure": measure.value} | asdict(each) for scope, measure, each in cuts]
+    return pa.Table.from_pylist(rows, _THRESHOLDS)
 
 
 def _quantiles(table: pa.Table) -> dict[Measure, dict[str, Quantiles]]:
-    found: dict[Measure, dict[str, Quantiles]] = {measure: {} for measure in aggregates.VALUE}
+    found: dict[Measure, dict[str, Quantiles]] = {measure: {} for measure in Measure}
     for row in table.to_pylist():
         for measure, by_scope in found.items():
             if values := row[f"{measure.value}_values"]:
@@ -233,25 +287,11 @@ def _quantiles(table: pa.Table) -> dict[Measure, dict[str, Quantiles]]:
     return found
 
 
-def _sketches(rows: _Rows, of: PeriodQuery, rollups: pa.Table | None) -> dict[str, GapSketch]:
-    """Merge the gaps of all streams by scope.
-
-    Whole hours come from ``rollups``, the rest from ``rows``.
-    """
-    found = [] if rollups is None else [sketches_of(rollups)]
-    if rows.table is not None:
-        found.append(merge_sketches(rows.answer(aggregates.sketches(rows.table))))
+def _sketches(views: Views, of: PeriodQuery) -> dict[str, GapSketch]:
+    """Merge the gaps of all streams by scope."""
     merged: dict[str, GapSketch] = {}
-    for part in found:
-        for (scope, model), sketch in part.items():
-            if of.scope in (None, scope) and of.model in (None, model):
-                merged.setdefault(scope, GapSketch()).merge(sketch)
+    for row in views.table("gap_histograms", **asdict(of)).to_pylist():
+        counts = dict(zip(row["gap_buckets"], row["gap_counts"], strict=True))
+        times = {name: row[f"gap_{name}"] for name in ("sum_ns", "min_ns", "max_ns")}
+        merged.setdefault(row["scope"], GapSketch()).merge(GapSketch.of_counts(counts, **times))
     return merged
-
-
-def _together(tables: Sequence[pa.Table]) -> pa.Table:
-    return pa.concat_tables(tables, promote_options="default")
-
-
-def _files(reader: StoreReader, files: Sequence[StoredFile], *, named: bool = False) -> ParquetFiles:
-    return ParquetFiles(reader.paths(files), alike=len({file.columns_crc for file in files}) <= 1, named=named)

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from handrail import conventions as names
-from handrail_collector.store.manifest import StoredFile, files_of
+from handrail_collector.store.manifest import StoredFile
 from handrail_collector.store.read import StoreReader
 from handrail_collector.store.schema import Table
-from handrail_collector.store.sql import SqlQuery
 
 MOST_READ: Final = 1_500_000
 """Most rows that are read; with more, files evenly over the time are read.
@@ -24,12 +23,8 @@ A file holds all hosts of some minutes.
 IDLE: Final = 0.01
 """Share below which a GPU counts as idle."""
 
-_WHOSE: Final = "role, instance, host, device, engine, product"
-_SHARES: Final = {
-    "tensor": f"g.d.{names.GPU_TENSOR_ACTIVE}",
-    "dram": f"g.d.{names.GPU_DRAM_ACTIVE}",
-    "sm": f"g.d.{names.GPU_SM_ACTIVE}",
-}
+_SHARES: Final = tuple(f"g.d.{name}" for name in (names.GPU_TENSOR_ACTIVE, names.GPU_DRAM_ACTIVE, names.GPU_SM_ACTIVE))
+"""Columns that ``gpu_uses.sql`` reads; only some GPUs report them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,28 +61,14 @@ def gpu_uses(reader: StoreReader, since_unix_ns: int, until_unix_ns: int) -> lis
 
     Raises ``StoreDamagedError``.
     """
-    files = _thinned(_near(reader, Table.GPU_SAMPLES, since_unix_ns, until_unix_ns))
+    snapshot = reader.snapshot()
+    files = _thinned(snapshot.files(Table.GPU_SAMPLES, since_unix_ns, until_unix_ns))
     if not files:
         return []
-    known = reader.columns(files)
-    shares = {name: f'"{column}"' if column in known else "NULL::DOUBLE" for name, column in _SHARES.items()}
-    read = ", ".join(f"{column} AS {name}" for name, column in shares.items())
-    rated = "tensor IS NOT NULL AND dram IS NOT NULL"
-    busy = f"{rated} AND greatest(tensor, dram, coalesce(sm, 0)) >= {IDLE}"
-    text = (
-        f"SELECT {_WHOSE}, count(*) AS samples, count(*) FILTER (WHERE {rated}) AS rated, count(*) FILTER (WHERE {busy}) AS busy,"
-        f" avg(tensor) FILTER (WHERE {busy}) AS tensor, avg(dram) FILTER (WHERE {busy}) AS dram"
-        f" FROM (SELECT {_WHOSE}, {read} FROM {{table}} WHERE at_unix_ns >= $since AND at_unix_ns < $until)"
-        f" GROUP BY {_WHOSE} ORDER BY {_WHOSE}"
-    )
-    rows = reader.rows(files, SqlQuery(text, {"since": since_unix_ns, "until": until_unix_ns}))
-    return [
-        GpuUse(
-            role=role, instance=instance, host=host, device=device, engine=engine, product=product, samples=samples,
-            rated=rated_samples, busy=busy_samples, tensor=tensor, dram=dram,
-        )
-        for role, instance, host, device, engine, product, samples, rated_samples, busy_samples, tensor, dram in rows
-    ]  # fmt: skip
+    with snapshot.ask() as views:
+        views.plain(Table.GPU_SAMPLES, files, dict.fromkeys(_SHARES, "DOUBLE"))
+        period = {"since_unix_ns": since_unix_ns, "until_unix_ns": until_unix_ns, "idle": IDLE}
+        return views.rows("gpu_uses", lambda row: GpuUse(**row), period)
 
 
 def step_uses(reader: StoreReader, since_unix_ns: int, until_unix_ns: int) -> dict[str, StepUse]:
@@ -95,19 +76,15 @@ def step_uses(reader: StoreReader, since_unix_ns: int, until_unix_ns: int) -> di
 
     Rows with full detail are skipped, because the summed rows include their steps. Raises ``StoreDamagedError``.
     """
-    files = _thinned(_near(reader, Table.ITERATIONS, since_unix_ns, until_unix_ns))
+    snapshot = reader.snapshot()
+    files = _thinned(snapshot.files(Table.ITERATIONS, since_unix_ns, until_unix_ns))
     if not files:
         return {}
-    text = (
-        "SELECT role, sum(steps)::BIGINT, sum(prefill_tokens + decode_tokens)::BIGINT FROM {table}"
-        ' WHERE at_unix_ns >= $since AND at_unix_ns < $until AND NOT "full" GROUP BY role ORDER BY role'
-    )
-    rows = reader.rows(files, SqlQuery(text, {"since": since_unix_ns, "until": until_unix_ns}))
-    return {role: StepUse(steps=steps or 0, tokens=tokens or 0) for role, steps, tokens in rows}
-
-
-def _near(reader: StoreReader, table: Table, since: int, until: int) -> list[StoredFile]:
-    return [f for f in files_of(reader.publishes(), table) if f.max_unix_ns >= since and f.min_unix_ns < until]
+    with snapshot.ask() as views:
+        views.plain(Table.ITERATIONS, files)
+        period = {"since_unix_ns": since_unix_ns, "until_unix_ns": until_unix_ns}
+        rows = views.rows("step_uses", lambda row: row, period)
+    return {row["role"]: StepUse(steps=row["steps"] or 0, tokens=row["tokens"] or 0) for row in rows}
 
 
 def _thinned(files: Sequence[StoredFile]) -> Sequence[StoredFile]:

@@ -1,0 +1,47 @@
+-- What handrail compare reads of the requests of a period, in no order.
+SELECT
+    started_unix_ns,
+    ttft_token_ns,
+    duration_ns,
+    prompt_tokens,
+    output_tokens,
+    cached_tokens,
+    gap_p99_ns,
+    gap_max_ns,
+    outcome,
+    status,
+    stream,
+    model,
+    prefill_instance,
+    decode_instance,
+    kv_outcome,
+    phase_of,
+    gap_unit,
+    gap_sum_ns,
+    gap_buckets,
+    gap_counts,
+    phase_shape,
+    phase_prefill_admission_ns,
+    phase_prefill_queue_ns,
+    phase_prefill_compute_ns,
+    phase_prefill_respond_ns,
+    phase_decode_admission_ns,
+    phase_kv_wait_ns,
+    phase_kv_handshake_ns,
+    phase_kv_transfer_ns,
+    phase_kv_notice_ns,
+    phase_decode_queue_ns,
+    phase_first_step_ns,
+    phase_decode_respond_ns,
+    phase_router_and_hops_ns,
+    phase_router_ns,
+    phase_prefill_hops_ns,
+    phase_decode_hops_ns,
+    phase_unattributed_ns,
+    unattributed_prefill_ns,
+    unattributed_decode_ns
+FROM requests
+WHERE ($since_unix_ns IS NULL OR started_unix_ns >= $since_unix_ns)
+    AND ($until_unix_ns IS NULL OR started_unix_ns < $until_unix_ns)
+    AND ($scope IS NULL OR scope = $scope)
+    AND ($model IS NULL OR model = $model)
