@@ -150,7 +150,7 @@ class HttpBackend:
             if isinstance(reason, ssl.SSLError):
                 raise COLLECTOR.no_tls(self._url, reason) from None
             if isinstance(reason, ConnectionResetError) and self._url.startswith("https://"):
-                what = f"the collector closed the connection ({reason}); it may require a client certificate"
+                what = f"the collector closed the connection ({reason}); it probably does not accept the client certificate"
                 raise CliError(what=what, where=self._url, valid=COLLECTOR.let_in(403)) from None
             if isinstance(reason, ConnectionResetError):
                 what = f"the collector closed the connection ({reason})"

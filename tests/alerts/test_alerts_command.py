@@ -68,7 +68,7 @@ def test_json_lists_what_was_made(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["--evaluation-interval", "30"], "is not a duration"),
         (["--scrape-interval", "10ms"], "at least 1s"),
         (["--slo", "nowhere.yaml"], "nowhere.yaml: cannot be read: No such file or directory"),
-        (["--out", "/proc/rules"], "rules cannot be written"),
+        (["--out", "/proc/rules"], "cannot write the rules"),
     ],
 )
 def test_unrenderable_input_is_reported(flags: list[str], output: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,7 +163,7 @@ def all_but_gpus(request: web.Request) -> web.Response:
 async def test_check_asks_a_prometheus(capsys: pytest.CaptureFixture[str]) -> None:
     assert await check(all_but_gpus) == 1
     reported_output = capsys.readouterr().out
-    assert "selectors match nothing" in reported_output
+    assert "selectors match no series" in reported_output
     assert "handrail_gpu_lost\n    GpuLost" in reported_output
     assert "KvFetchFailed" not in reported_output
 
@@ -187,7 +187,7 @@ async def test_a_refused_query_is_reported_with_its_rules_and_prometheus_error(
     assert lines[0] == f"handrail alerts: Prometheus refuses a query of the rules: {reason}"
     assert lines[1].startswith("  query:   count(last_over_time(handrail_")
     assert lines[2].startswith("  rules:   ")
-    assert "slo.yaml gives prometheus.selector" in lines[-1]
+    assert "prometheus.selector, group_by and the models come from" in lines[-1]
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ async def test_a_refused_query_is_reported_with_its_rules_and_prometheus_error(
         (failure(401), "--token-file FILE (or HANDRAIL_PROMETHEUS_TOKEN_FILE)"),
         (failure(403), "HTTP 403"),
         (failure(400), "https://127.0.0.1"),
-        (failure(404), "no Prometheus has its API there"),
-        (failure(302, headers={"Location": "https://login.example.org/"}), "sends us to https://login.example.org/"),
+        (failure(404), "there is no Prometheus API at this address"),
+        (failure(302, headers={"Location": "https://login.example.org/"}), "redirects to https://login.example.org/"),
         (failure(503, "the query timed out"), "Prometheus cannot answer: the query timed out"),
         (failure(503), "Prometheus cannot answer: HTTP 503"),
         (lambda _: web.Response(text="hello"), "the server at this address is not Prometheus"),
@@ -231,12 +231,12 @@ async def test_a_secured_prometheus_is_queried_with_certificates_and_its_own_tok
     assert await check(guarded, *certificates, tls=context) == 1
     assert "HANDRAIL_PROMETHEUS_TOKEN_FILE" in capsys.readouterr().err
     assert await check(guarded, *certificates, "--token-file", str(ours), tls=context) == 1
-    assert "selectors match nothing" in capsys.readouterr().out
+    assert "selectors match no series" in capsys.readouterr().out
     monkeypatch.setenv("HANDRAIL_PROMETHEUS_TOKEN_FILE", str(ours))
     assert await check(guarded, *certificates, tls=context) == 1
-    assert "selectors match nothing" in capsys.readouterr().out
+    assert "selectors match no series" in capsys.readouterr().out
     assert await check(guarded, tls=context) == 1
-    assert "Prometheus's certificate is not accepted" in capsys.readouterr().err
+    assert "the certificate of Prometheus is not trusted" in capsys.readouterr().err
 
 
 def test_a_prometheus_that_does_not_answer_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,4 +244,4 @@ def test_a_prometheus_that_does_not_answer_is_reported(capsys: pytest.CaptureFix
     port = listener.getsockname()[1]
     listener.close()
     assert main(["alerts", "check", str(DEFAULT), "--prometheus", f"127.0.0.1:{port}"]) == 1
-    assert "Prometheus cannot be asked" in capsys.readouterr().err
+    assert "cannot query Prometheus" in capsys.readouterr().err

@@ -218,4 +218,4 @@ def test_A04_the_failures_of_an_engine_that_does_not_count_expiry_apart_are_call
     panel = next(panel for panel in panels("handoff.json") if panel["title"] == "Failures as engines count them")
     together, transfers, expired, _ = (target["expr"] for target in panel["targets"])
     assert together == f"{transfers} + ({expired} or 0 * {transfers})", "the same total whether expiry is counted apart or not"
-    assert "The network alone is to blame only where expiry is counted apart" in panel["description"]
+    assert "The network is the cause only where expiry has a counter of its own" in panel["description"]

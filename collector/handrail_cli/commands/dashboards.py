@@ -70,7 +70,7 @@ def _name(flag: str, text: str | None) -> str:
     Only Grafana knows whether it has the data source.
     """
     if text is not None and (text != text.strip() or not text or not is_printable(text)):
-        what = f"{flag} {text!r} is no name of a data source"
+        what = f"{flag} is {text!r}: no name of a data source"
         valid = f"the name or uid that Grafana shows under Connections, Data sources; without {flag} you choose it in Grafana"
         raise CliError(what=what, where="command line", valid=valid, exit_code=EXIT_USAGE)
     return text or ""

@@ -129,7 +129,12 @@ def _show_processes(console: Console, found: GpuListing) -> None:
         held = f"{format_gib(each.memory_bytes)} GiB" if each.memory_bytes is not None else "memory unknown"
         console.print(Text(f"  {_which(found, each.gpu)}: pid {each.pid} {each.name or '?'}, {held}"))
     if not all(each.seen_here for each in found.processes):
-        console.print(Text("  ?: NVML reports a pid of the host, which has no name in this container", style="dim"))
+        console.print(
+            Text(
+                "  ?: from here, no process with this pid holds a GPU: NVML reports pids of the host, so its name is unknown",
+                style="dim",
+            )
+        )
 
 
 def _show_absences(console: Console, found: GpuListing) -> None:

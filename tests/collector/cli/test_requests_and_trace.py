@@ -268,7 +268,7 @@ async def test_a_trace_shows_its_hand_off_with_the_source_of_each_figure(ask: As
     assert "KV fetches\nP 10.0.0.1:8100 → D 10.0.0.2:8200   ok" in text
     assert "3.22 GB moved, 512 blocks, 8192 tokens, 48.81 GB/s, pull, NixlConnector" in text
     assert "peer known, no handshake" in text
-    assert "by decode:plugin loaded and seen by the scheduler" in text
+    assert "evidence: decode:plugin loaded and seen by the scheduler" in text
     assert await ask("trace", "user-42-7", "--json") == 0
     (fetch,) = json.loads(capsys.readouterr().out)["fetches"]
     assert fetch_from_json(fetch) == FETCH

@@ -130,7 +130,7 @@ async def test_a_refused_client_gets_the_reason_and_the_remedy(setup: Setup, cap
         assert "--token-file FILE (or HANDRAIL_API_TOKEN_FILE)" in output
         code, output = await report(url, *token)
         assert code == 1
-        assert "the collector's certificate is not accepted" in output
+        assert "the certificate of the collector is not trusted" in output
         assert "--ca-file FILE (or HANDRAIL_API_CA_FILE)" in output
         code, output = await report(url.replace("https", "http"), *token)
         assert code == 1
@@ -149,7 +149,7 @@ async def test_a_refused_client_gets_the_reason_and_the_remedy(setup: Setup, cap
         assert "--cert-file FILE and --key-file FILE" in output
         code, output = await report(url, *ca, *token, "--cert-file", stranger.cert, "--key-file", stranger.key)
         assert code == 1
-        assert "does not accept our certificate" in output
+        assert "does not accept the client certificate" in output
         assert "--cert-file FILE and --key-file FILE" in output
 
 
