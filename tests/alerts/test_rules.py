@@ -86,7 +86,10 @@ def test_every_case_is_of_an_alert_and_has_its_own_name() -> None:
     assert len(names) == len(set(names))
 
 
-_SINCE = ("in the last ", "of the last ", "or longer", "for {{ $value | humanizeDuration }}", "30s by default", "answered before")
+_SINCE = (
+    *("in the last ", "of the last ", "or longer", "ago or earlier", "30s by default", "answered before"),
+    *("for {{ $value | humanizeDuration }}", "expires in {{ $value | humanizeDuration }}"),
+)
 _THERE_OR_NOT = {
     *("KvTransfersStuck", "KvLinkSlow", "EngineDown", "EngineHung", "GpuLost", "HandrailAbsent", "EdgeSidecarDown"),
     *("SidecarDown", "CollectorDown", "HandOffsUnwatched", "EngineSendsNoSpans", "SecretStale", "SpoolDiskFailing"),

@@ -150,7 +150,7 @@ def test_explain_has_them_by_cause(data: Path, capsys: pytest.CaptureFixture[str
     period = ["--since", "2026-11-01", "--until", "2027-11-02"]
     assert main(["explain", "--data", str(data), *period]) == 0
     text = capsys.readouterr().out
-    assert "Streams stood still 4 times" in text
+    assert "Streams stalled 4 times" in text
     assert "Why streams stalled" in text
     assert main(["explain", "--data", str(data), "--json", *period]) == 0
     (scope,) = json.loads(capsys.readouterr().out)["scopes"]
