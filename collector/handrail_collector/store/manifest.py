@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import re
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -70,6 +71,11 @@ class StoredFile:
     crc: int | None = None  # CRC-32 of its bytes; None before version 6 recorded it
     schema: int = 1  # schema version of the file; recorded since version 7
     covers: str = ""  # of a rollup: path of its ``requests`` file; the rollup is valid as long as that file is listed
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether it was made from other files; its name says so (``publish.py``)."""
+        return re.search(r"-c\d+\.parquet$", self.path) is not None
 
 
 @dataclass(frozen=True, slots=True)

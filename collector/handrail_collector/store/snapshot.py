@@ -95,7 +95,7 @@ class Snapshot:
     def newer_files(self, files: Sequence[StoredFile]) -> list[StoredFile]:
         """List the files that may hold later versions of the requests in ``files``.
 
-        Two files with a rollup hold no versions of one request (``rollups.py``).
+        Two files with a rollup hold no versions of one request (``rollups.py``), and a compacted one holds one version of each.
         """
         first = min((file.min_unix_ns for file in files), default=0) - VERSION_MARGIN_NS
         last = max((file.max_unix_ns for file in files), default=0) + VERSION_MARGIN_NS
@@ -106,7 +106,7 @@ class Snapshot:
             if file.max_version > self.base_version
             and file.max_unix_ns >= first
             and file.min_unix_ns <= last
-            and file.path not in settled
+            and not (file.path in settled and file.is_compacted)
         ]
 
     @cached_property
@@ -143,15 +143,17 @@ class Snapshot:
         """Return the rows of ``files`` that later versions replace or withdraw: file, ids and version; few or none."""
         key = frozenset(file.path for file in files)
         if key not in self._superseded:
-            newer = self.newer_files(files)
-            found = Views.no_keys()
-            if files and newer:
-                with self.ask() as views:
-                    views.bind("request_rows", views.keys(files))
-                    views.bind("later_rows", views.keys(newer))
-                    found = views.table("superseded", base_version=self.base_version)
-            self._superseded[key] = found
+            self._superseded[key] = self.replaced(files, self.newer_files(files))
         return self._superseded[key]
+
+    def replaced(self, files: Sequence[StoredFile], newer: Sequence[StoredFile]) -> pa.Table:
+        """Return the rows of ``files`` that a version in ``newer`` replaces or withdraws, as ``superseded``."""
+        if not files or not newer:
+            return Views.no_keys()
+        with self.ask() as views:
+            views.bind("request_rows", views.keys(files))
+            views.bind("later_rows", views.keys(newer))
+            return views.table("superseded", base_version=self.base_version)
 
 
 class Views:

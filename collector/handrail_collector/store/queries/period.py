@@ -206,16 +206,15 @@ def _outdated(snapshot: Snapshot, files: Sequence[StoredFile]) -> set[str]:
 
     Such a version lies in a file without a rollup. Where the files without one have all its versions, nothing else is read.
     """
-    newer = snapshot.newer_files(files)
+    loose = [file for file in snapshot.files(Table.REQUESTS) if file.path not in snapshot.rolled]
+    newer = [file for file in snapshot.newer_files(files) if file in loose]
     if not newer:
         return set()
     with snapshot.ask() as views:
-        views.bind(
-            "later_rows", views.keys([file for file in snapshot.files(Table.REQUESTS) if file.path not in snapshot.rolled])
-        )
+        views.bind("later_rows", views.keys(loose))
         if not views.table("unpaired_versions", base_version=snapshot.base_version).num_rows:
             return set()
-    names = snapshot.superseded(files)["filename"].to_pylist()
+    names = snapshot.replaced(files, newer)["filename"].to_pylist()
     return {Path(name).relative_to(snapshot.root).as_posix() for name in names}
 
 
