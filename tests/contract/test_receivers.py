@@ -405,8 +405,8 @@ async def test_a_bomb_over_either_protocol(make: Callable[..., Receiver]) -> Non
     ("method", "path", "headers", "body", "status", "word"),
     [
         ("GET", "/", {}, b"", 200, "OTLP/HTTP receiver"),
-        ("GET", "/v1/traces", {}, b"", 405, "takes POST"),
-        ("PUT", "/v1/logs", {}, b"", 405, "takes POST"),
+        ("GET", "/v1/traces", {}, b"", 405, "accepts only POST"),
+        ("PUT", "/v1/logs", {}, b"", 405, "accepts only POST"),
         ("POST", "/", {"Content-Type": JSON}, b"{}", 404, "valid paths: /v1/traces, /v1/metrics, /v1/logs"),
         ("POST", "/v1/trace", {"Content-Type": JSON}, b"{}", 404, "valid paths"),
         ("POST", "/v1/traces/", {"Content-Type": JSON}, b"{}", 404, "valid paths"),

@@ -96,7 +96,7 @@ async def test_of_a_long_time_there_are_not_more_points_than_that(api: Api) -> N
         ({"kind": "gpu", "since": "-1m", "until": "-2m"}, "since: must be before until"),
         ({"kind": "gpu", "hosts": "p0"}, "unknown parameter 'hosts'"),
         ({"kind": "gpu", "every": "often"}, "every: 'often' is not valid"),
-        ({"kind": "gpu", "name": "nope"}, "name: no gpu counter is called 'nope'"),
+        ({"kind": "gpu", "name": "nope"}, "name: there is no gpu counter 'nope'"),
         ({"kind": "gpu", "name": "congestion_events"}, "name: 'congestion_events' is a counter of kind link"),
     ],
     ids=["no_kind", "another_kind", "backwards", "unknown", "no_duration", "no_counter", "counter_of_the_other_kind"],

@@ -222,7 +222,7 @@ def test_scopes_never_mix(tmp_path: Path, arms: list[Arm]) -> None:
     assert (found.scope, found.requests) == ("edge", 300)
     assert "omitted, because scopes never mix: 300 of scope decode" in found.notes
     only = Arm(name="only", stretches=(stored(tmp_path / "y", [replace(row, scope="decode") for row in mixed]),))
-    with pytest.raises(CompareError, match="no scope in common"):
+    with pytest.raises(CompareError, match="the arms share no scope"):
         compare([arms[0], only], GOAL)
     with pytest.raises(CompareError, match="no requests of scope decode in every arm"):
         compare(arms, GOAL, scope="decode")

@@ -185,7 +185,7 @@ def test_more_failures_than_requests_that_failed_are_a_finding_where_the_ranks_a
     assert attribute(records, [counted(8)], [facts_of(Role.DECODE, tp_size=8)]).unexplained == []
     (one,) = attribute(records, [counted(8)], [facts_of(Role.DECODE, tp_size=2)]).unexplained
     assert (one.explained, one.fact.lines) == (1, 8)
-    assert "more than the 1 requests explain" in unexplained_detail(one)
+    assert "more than the 1 failed requests explain" in unexplained_detail(one)
 
 
 def test_failures_while_nothing_was_open_are_a_finding() -> None:

@@ -96,7 +96,11 @@ def test_of_gpus_of_two_kinds_the_estimate_is_held_against_the_ridge_that_is_nea
         ((replace(ONE, busy=3),), {}, "its GPUs were almost idle: 3 busy samples, 20 are needed"),
         ((BLIND,), {}, "without the plugin the tokens of a step are unknown"),
         ((replace(BLIND, product="Foo 9000"),), {"prefill": StepUse(steps=100, tokens=100)}, "Foo 9000: its peak rates"),
-        ((replace(BLIND, product=""),), {"prefill": StepUse(steps=100, tokens=100)}, "a GPU without a name: what it can do"),
+        (
+            (replace(BLIND, product=""),),
+            {"prefill": StepUse(steps=100, tokens=100)},
+            "a GPU without a name: its peak rates are unknown",
+        ),
         ((BLIND,), {"prefill": StepUse(steps=3, tokens=3)}, "the tokens of a step are unknown"),
         ((), {"prefill": StepUse(steps=0, tokens=0)}, "no samples of its GPUs"),
     ],

@@ -201,7 +201,7 @@ def test_B12_a_collection_of_garbage_stalls_every_stream_at_once_and_is_three_ev
     stalls = stalls_of(made)
     assert len(stalls) == expected["not_outliers"]
     assert by_cause(stalls[5:]) == {"host_pause": 55}  # the first streams of a process have little to compare with
-    assert {stall.evidence[0].split(" stood")[0] for stall in stalls} == {"process api 7"}
+    assert {stall.evidence[0].split(" paused")[0] for stall in stalls} == {"process api 7"}
     begins = [stall.started_unix_ns for stall in stalls]
     groups = 1 + sum(two - one > 500 * MS for one, two in zip(begins, begins[1:], strict=False))  # noqa: RUF007
     assert groups == expected["stall_events"]
@@ -290,7 +290,7 @@ def test_a_pause_of_the_sidecar_at_the_edge_is_the_edges() -> None:
     own = pause(30_310, 115, "queued", "sidecar", Role.EDGE)
     (stall,) = stalls_of([edge, d, own, *seconds(0, 62_000)])
     assert (stall.cause, stall.at) == ("host_pause", "path")
-    assert stall.evidence == ("process sidecar 7 stood for 115 ms: queued",)
+    assert stall.evidence == ("process sidecar 7 paused for 115 ms: queued",)
 
 
 def test_without_a_plugin_the_missing_evidence_is_named() -> None:

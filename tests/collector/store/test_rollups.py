@@ -91,7 +91,7 @@ def test_one_that_is_damaged_is_answered_by_rows_and_made_again(
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(lines) == 1
     assert victim.path in lines[0]
-    assert "made again" in lines[0]
+    assert "makes it again" in lines[0]
 
 
 def test_a_failing_machine_costs_no_rollup(growing: Growing, monkeypatch: pytest.MonkeyPatch) -> None:

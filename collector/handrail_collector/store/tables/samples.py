@@ -219,6 +219,12 @@ Only devices have durations.
 """
 
 
+def _read_order(sample: Any) -> tuple[int, str, str, str, str]:
+    """Samples of one time stand in an order of their own, not in that of the files and threads that read them."""
+    device = sample.device.key if isinstance(sample, DeviceSample) else ""
+    return sample.at_unix_ns, sample.process.host, sample.process.instance, sample.source.value, device
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """One table of samples.
@@ -259,7 +265,7 @@ class Sampled:
             found = self.samples_of(stored)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{self.table.value}: not a row of it: {error!r}") from error
-        return sorted(found, key=lambda sample: (sample.at_unix_ns, sample.process.host, sample.process.instance))
+        return sorted(found, key=_read_order)
 
     def columns_of(self, table: pa.Table) -> tuple[StoreColumn, ...]:
         """Return the columns of a table that ``encode`` made, in its order.
