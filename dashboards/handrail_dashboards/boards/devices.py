@@ -209,7 +209,7 @@ BOARD: Final = Board(
                     ),
                     low=0,
                     high=1,
-                    no_value="no GPU is known to be held down",
+                    no_value="no GPU is known to be throttled",
                 ),
                 series(
                     "Memory in use",
