@@ -326,7 +326,7 @@ class _Store:
         try:
             publisher.open()
         except StoreDamagedError as error:
-            held("nothing was removed" in str(error), f"a refusal without advice: {error}")
+            held("Handrail removed nothing" in str(error), f"a refusal without advice: {error}")
             held(_below(root) == self.names, "a start that was refused removes a file")
             held((root / MANIFEST).read_bytes() == before, "a start that was refused changes the manifest")
             return "refused"

@@ -51,14 +51,14 @@ async def _streams(context: Context, hard: int, whole: int | None) -> Got:
     _needs(max(hard, 2048))
     found = await many_streams(_STREAMS, _USUAL, hard)
     got = f"{found['whole']} of {found['count']} whole, {found['refused']} refused with 503 and Retry-After, "
-    got += f"{sum(found['others'].values())} otherwise; counted {found['counted']}, {len(found['said'])} lines of log; "
+    got += f"{sum(found['others'].values())} otherwise; counted {found['counted']}, {len(found['logged'])} lines of log; "
     got += f"/readyz {found['ready_during'][0]} during, {found['ready_after'][0]} after; one more after it "
     got += f"{'whole' if found['later'] else 'NOT whole'}; status {found['status']}, {found['tracebacks']} tracebacks"
     ok = not found["others"] and found["whole"] + found["refused"] == _STREAMS and found["later"]
     ok = ok and found["status"] == 0 and not found["tracebacks"] and found["counted"] == found["refused"]
     if whole is not None:
         return got, bool(ok and found["whole"] == whole)
-    return got, bool(ok and found["refused"] > 0 and found["said"] and found["ready_during"][0] == 503)
+    return got, bool(ok and found["refused"] > 0 and found["logged"] and found["ready_during"][0] == 503)
 
 
 TRIALS: tuple[Trial, ...] = (
@@ -88,7 +88,7 @@ TRIALS: tuple[Trial, ...] = (
     Trial(
         name="descriptors.streams_hard_limit",
         group="descriptors",
-        expected=f"{_STREAMS} streams at {_USUAL} descriptors, soft and hard: taken ones whole, the rest 503, counted and said",
+        expected=f"{_STREAMS} streams at {_USUAL} descriptors, soft and hard: taken ones whole, the rest 503, counted and logged",
         seconds=15,
         run=partial(_streams, hard=_USUAL, whole=None),
     ),

@@ -208,7 +208,7 @@ async def many_streams(count: int, soft: int, hard: int) -> dict[str, Any]:
     ``whole``: every byte came. ``refused``: 503 with Retry-After. ``others``: other results, by count.
     ``open`` and ``fds``: streams and descriptors of the sidecar then.
     ``ready_during`` and ``ready_after``: status and text of /readyz.
-    ``counted``: the metric of refused streams. ``said``: log lines about them.
+    ``counted``: the metric of refused streams. ``logged``: log lines about them.
     ``later``: whether one more stream was whole afterwards.
     Raises ``OSError`` when this process may not have the descriptors itself.
     """
@@ -226,7 +226,7 @@ async def many_streams(count: int, soft: int, hard: int) -> dict[str, Any]:
                 log = child.log.read_text(encoding="utf-8", errors="replace")
     return found | {
         "limit": next(iter(re.findall(r"descriptors \d+ \([^)]*\)", log)), ""),
-        "said": [line for line in log.splitlines() if "refuses streams" in line or "takes streams again" in line],
+        "logged": [line for line in log.splitlines() if "refuses streams" in line or "accepts streams again" in line],
         "status": child.poll(),
         "tracebacks": log.count("Traceback"),
         "seconds": round(time.monotonic() - began_s, 1),

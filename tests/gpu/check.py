@@ -327,7 +327,7 @@ def _print(report: dict[str, Any], checks: list[Check]) -> None:
     for call in report["calls"]:
         print(f"call {call['call']}: {call['calls']} calls, mean {call['mean_us']} us, longest {call['longest_us']} us")
     for check in checks:
-        verdict = {True: "good", False: "WRONG", None: "told"}[check.good]
+        verdict = {True: "good", False: "WRONG", None: "reported"}[check.good]
         expected = "" if check.expected is None else f", expected {check.expected:.3g}"
         print(f"{verdict}: {check.name}: {check.seen:.3g} {check.unit}{expected} {check.note}".rstrip())
 

@@ -24,7 +24,7 @@ async def test_streams_beyond_the_soft_limit_are_whole_where_the_hard_one_allows
     got = await many_streams(COUNT, SOFT, hard)
     assert (got["whole"], got["refused"], got["others"]) == (COUNT, 0, {})
     assert got["limit"] == f"descriptors {hard} (raised from {SOFT})"
-    assert (got["open"], got["counted"], got["said"], got["later"]) == (COUNT, 0, [], True)
+    assert (got["open"], got["counted"], got["logged"], got["later"]) == (COUNT, 0, [], True)
     assert (got["status"], got["tracebacks"]) == (0, 0)
 
 
@@ -36,8 +36,8 @@ async def test_streams_beyond_the_hard_limit_get_503_and_those_taken_are_whole()
     assert got["whole"] > 350
     assert got["counted"] == got["refused"] > 0
     assert got["open"] == got["whole"]
-    assert len(got["said"]) == 1, "said once until there is room again"
-    assert re.search(r"proxy refuses streams with 503: no more fit", got["said"][0])
+    assert len(got["logged"]) == 1, "logged once until there is room again"
+    assert re.search(r"proxy refuses streams with 503: no more streams fit", got["logged"][0])
     status, text = got["ready_during"]
     assert status == 503
     assert f"{got['whole']} streams are open" in text

@@ -238,7 +238,7 @@ def samples_to_the_end(lost: bool) -> dict[str, Any]:
         stops_within_it = True
         running.until(lambda: running.sampler.pool is None or running.sampler.pool.stopped)
         running.sampler.stop(30.0)
-    found = {"asked": query, "told": running.count("clock_hertz", 1, "sm")}
+    found = {"queried": query, "delivered": running.count("clock_hertz", 1, "sm")}
     running.sampler.stop()
     return found
 

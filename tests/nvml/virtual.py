@@ -274,4 +274,4 @@ def called_twice() -> dict[str, Any]:
         clock.control.set(now)
         answers.append((task.call(), now, now, now))
     reports = [[value.name for value in task.values(*answer)] for answer in answers]
-    return {"told": reports, "gone": [slot.name for slot, _ in task.gone], "left": [slot.name for slot in task.slots]}
+    return {"reported": reports, "gone": [slot.name for slot, _ in task.gone], "left": [slot.name for slot in task.slots]}

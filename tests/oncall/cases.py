@@ -192,7 +192,7 @@ CASES: Final = (
     ),
     Case(
         name="stalls",
-        expected_text="D's host (engine and sidecar) stands still for 0.4 s every 4 s: both processes are stopped",
+        expected_text="D's host (engine and sidecar) pauses for 0.4 s every 4 s: both processes are stopped",
         alert="StreamsStalling",
         labels={"cause": "host_pause"},
         shape=_shape(load=Load(rate=0.6, answer_tokens=(40, 60))),
@@ -200,7 +200,7 @@ CASES: Final = (
     ),
     Case(
         name="host-pause",
-        expected_text="D's engine stands still for 0.4 s every 4 s, and its plugin says so",
+        expected_text="D's engine pauses for 0.4 s every 4 s, and its plugin reports it",
         alert="StreamsStalling",
         labels={"cause": "host_pause"},
         shape=_shape(f"host_pause:d0:0.4{_AT}-", load=Load(rate=0.6, answer_tokens=(40, 60))),
@@ -214,7 +214,7 @@ CASES: Final = (
     ),
     Case(
         name="itl-p99",
-        expected_text="D's engine stands still for 1.3 s every 4 s: one gap in a hundred and more",
+        expected_text="D's engine pauses for 1.3 s every 4 s: one gap in a hundred and more",
         alert="ItlP99High",
         shape=_shape(f"host_pause:d0:1.3{_AT}-", load=Load(rate=0.6, answer_tokens=(20, 30))),
     ),

@@ -41,7 +41,7 @@ def test_the_upstream_names_the_instance_before_the_metrics_page() -> None:
 def test_mistakes_are_reported() -> None:
     assert "log.files" in problems("instance: a:1\nlog: {files: [x, x]}\n")
     assert "log.files (its log) or metrics.url" in problems("instance: a:1\n")["listen"]
-    assert "no metrics.url" in problems("log: {files: [x]}\n")["instance"]
+    assert "without upstream and metrics.url" in problems("log: {files: [x]}\n")["instance"]
     assert "at least 100ms" in problems("metrics: {url: http://a:1, interval: 1ms}\n")["metrics.interval"]
     assert "metrics.url" in problems("metrics: {url: a:1}\n")
 

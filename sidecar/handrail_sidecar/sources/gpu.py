@@ -85,7 +85,7 @@ class NvmlSource:
 
 
 def devices_text(absent: list[Absent], statements: set[tuple[str, str]]) -> list[str]:
-    """One line for each counter and product, each once: ``said`` remembers them."""
+    """One line for each counter and product, each once: ``statements`` remembers them."""
     lines = []
     for each in absent:
         if (each.counter, each.device.product) in statements:

@@ -182,8 +182,8 @@ class PluginSource:
         judged = self.stamps.judged(packet, self._clock(), self._wall())
         if judged is not packet and not before:
             log.warning(
-                "pid %d (%s) sent times that cannot be; it is told by when its datagrams arrive, and counted "
-                '(docs/plugin.md, "Times that cannot be")',
+                "pid %d (%s) sent impossible times; the sidecar counts them and uses the arrival of its datagrams "
+                '(docs/plugin.md, "Impossible times")',
                 packet.pid,
                 packet.kind,
             )

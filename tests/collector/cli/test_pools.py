@@ -39,8 +39,8 @@ def test_what_is_not_known_says_why_and_without_gpus_there_is_no_section() -> No
     _, first, *rest = rendered_pools(D)
     assert first == "  decode      unknown whether compute-bound or memory-bound  1 × NVIDIA L40S on 1 host"
     assert " ".join(line.strip() for line in rest) == (
-        "its GPUs report no tensor and DRAM activity (Hopper and later do), and without the plugin the tokens of a "
-        "step are unknown"
+        "its GPUs report no tensor and DRAM activity (Hopper and later do), and without the plugin the tokens of a step are "
+        "unknown"
     )
     assert all(len(line) <= 80 for line in rendered_pools(P, width=80))
     assert rendered_pools(prefill=StepUse(steps=100, tokens=100)) == []

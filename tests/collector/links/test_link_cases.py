@@ -150,7 +150,7 @@ def test_B22_a_queue_at_bootstrap_is_not_a_slow_wire() -> None:
     (finding,) = found.findings
     assert finding.kind is LinkFindingKind.BOOTSTRAP_QUEUE
     assert "5,454 requests of 16 ranks at p0:8000 wait at bootstrap" in finding.seen
-    assert "its ranks together move only 77.7 MB/s" in finding.seen
+    assert "therefore its ranks together move only 77.7 MB/s" in finding.seen
     assert "decode" in finding.advice
 
 

@@ -66,7 +66,7 @@ class Untouched:
     """GPUs that fail the test when they are read."""
 
     def read(self) -> GpusFacts:
-        raise AssertionError("this host's GPUs were asked")
+        raise AssertionError("this host's GPUs were read")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ class Untouched:
         {"on": frozenset(), "placement": Placement.SAME_HOST},
         {"urls": {P: "http://192.0.2.1:1", D: "http://192.0.2.1:2"}, "timeout_s": 0.2},
     ],
-    ids=["said", "by-address"],
+    ids=["given", "by-address"],
 )
 async def test_the_gpus_of_a_host_that_runs_neither_engine_are_not_judged(tmp_path: Path, wanted: dict[str, Any]) -> None:
     facts = await gather(

@@ -111,7 +111,7 @@ def test_D18_a_restart_is_seen_by_counters_and_by_the_start_time(start: float | 
     watched.page(0, vllm(tokens=500, start=start and base - 100))
     (event,) = watched.page(5, vllm(tokens=3, steps=1, start=start and base + 3))
     assert event.kind is K.RESTARTED
-    assert "counters began again" in event.detail
+    assert "counters restarted" in event.detail
     assert ("counts since" in event.detail) == (start is not None)
 
 

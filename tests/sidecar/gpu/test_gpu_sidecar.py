@@ -47,7 +47,7 @@ def test_mistakes_are_reported() -> None:
     assert "at least 10ms" in str(caught.value)
     with pytest.raises(ConfigError) as caught:
         config("role: decode\ngpu: {without: [energy, power_watts]}")
-    assert "gpu.without = 'energy': is no counter; did you mean energy_joules?" in str(caught.value)
+    assert "gpu.without = 'energy': is not a counter; did you mean energy_joules?" in str(caught.value)
 
 
 def gpus(double: Double, scenario: Scenario | None, *flags: str, columns: int = 200) -> subprocess.CompletedProcess[str]:

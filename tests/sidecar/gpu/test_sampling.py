@@ -151,8 +151,10 @@ def test_a_gpu_is_lost_in_one_field_of_a_batch(double: Double) -> None:
 def test_answers_are_delivered_though_the_gpu_is_lost_or_the_sampler_stops(double: Double, lost: bool) -> None:
     scenario = h100(2).add(*([f"at 3 gpu 1 error * {GPU_IS_LOST}"] if lost else []))
     found = double.call("nvml.runs:samples_to_the_end", scenario, lost, virtual=True)
-    assert found["told"] > 12
-    assert found["asked"] - found["told"] in ((0, 1) if lost else (0,))  # the round in which the GPU was lost does not count
+    assert found["delivered"] > 12
+    assert found["queried"] - found["delivered"] in (
+        (0, 1) if lost else (0,)
+    )  # the round in which the GPU was lost does not count
 
 
 def test_fields_that_are_refused_in_two_answers_are_moved_on_once(double: Double) -> None:
@@ -160,7 +162,7 @@ def test_fields_that_are_refused_in_two_answers_are_moved_on_once(double: Double
     found = double.call("nvml.virtual:called_twice", scenario, virtual=True)
     assert found["gone"] == ["power_watts"]
     assert set(found["left"]) == {"nvlink_bytes"}
-    assert found["told"] == [["nvlink_bytes", "nvlink_bytes"]] * 2
+    assert found["reported"] == [["nvlink_bytes", "nvlink_bytes"]] * 2
 
 
 def test_a_driver_that_is_restarted_gets_a_new_session(double: Double) -> None:

@@ -127,7 +127,7 @@ async def test_a_receiver_that_takes_it() -> None:
         (401, "requires authentication"),
         (403, "requires authentication"),
         (404, "path is wrong or missing"),
-        (405, "takes no POST"),
+        (405, "does not accept POST"),
         (503, "accepts nothing for now"),
         (400, "refuses an empty export"),
     ],

@@ -57,9 +57,9 @@ def test_every_signal_has_its_path() -> None:
         ("collector:port", None, "valid: http://collector:4318"),
         ("ftp://collector", None, "'ftp' is not known"),
         ("unix:///run/otlp.sock", None, "'unix' is not known"),
-        ("grpc://collector", "http/protobuf", "the scheme says gRPC"),
+        ("grpc://collector", "http/protobuf", "the scheme is for gRPC"),
         ("collector:4317", "thrift", "valid are grpc, http/protobuf"),
-        ("http://collector:4318/?token=s3cret", None, "use headers for a token"),
+        ("http://collector:4318/?token=s3cret", None, "use a header for a token"),
     ],
 )
 def test_endpoints_that_cannot_work(text: str, protocol: str | None, word: str) -> None:
@@ -68,7 +68,7 @@ def test_endpoints_that_cannot_work(text: str, protocol: str | None, word: str) 
 
 
 def test_a_password_in_the_endpoint_is_refused_and_not_repeated() -> None:
-    with pytest.raises(ValueError, match="use headers") as problem:
+    with pytest.raises(ValueError, match="use a header") as problem:
         parse_endpoint("http://me:s3cret@collector:4318")
     assert "s3cret" not in str(problem.value)
 

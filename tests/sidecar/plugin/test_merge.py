@@ -468,7 +468,7 @@ def test_an_engine_that_lives_and_steps_no_more_while_requests_wait() -> None:
         engine.say(second * S, "alive", last_step_ns=0, unfinished=1)
         engine.tick(second * S)
     assert kinds(engine) == [ProcessEventKind.STARTED, ProcessEventKind.HUNG]
-    assert "steps no more" in engine.of(ProcessEvent)[1].detail
+    assert "makes no step" in engine.of(ProcessEvent)[1].detail
 
 
 def test_a_request_after_a_long_idle_time_is_no_hang() -> None:

@@ -228,7 +228,7 @@ async def test_stream_that_does_not_fit_gets_503_and_the_others_go_on(caplog: py
         assert proxy.source.problem() == ""
         assert (await everything(proxy.port, post())).startswith(b"HTTP/1.1 200 ")
         clock.at(6)
-        await until(lambda: any("takes streams again" in line for line in caplog.messages))
+        await until(lambda: any("accepts streams again" in line for line in caplog.messages))
     assert sum("refuses streams" in line for line in caplog.messages) == 1
     assert any("3 were refused" in line for line in caplog.messages)
 
@@ -483,7 +483,7 @@ async def test_fault_in_one_look_at_the_connections_ends_no_later_look(caplog: p
         relay.tick = broken  # type: ignore[method-assign]
         await until(lambda: len(faults) > 4)
         assert proxy.source.stats.observer_errors == 2
-    assert sum(record.exc_info is not None for record in caplog.records) == 1, "said once"
+    assert sum(record.exc_info is not None for record in caplog.records) == 1, "logged once"
 
 
 def test_upstream_name_that_cannot_be_resolved_is_502() -> None:

@@ -40,9 +40,9 @@ def test_one_token_a_line(content: str, expected: tuple[str, ...], tmp_path: Pat
     [
         ("", "holds no token"),
         ("# none\n\n", "holds no token"),
-        (f"Bearer {ONE}", "line 1 is no token"),
-        (f"{ONE}\nsesame=open\n", "line 2 is no token"),
-        ("schlüsselwort-sesam", "other characters than ASCII"),
+        (f"Bearer {ONE}", "line 1 is not a token"),
+        (f"{ONE}\nsesame=open\n", "line 2 is not a token"),
+        ("schlüsselwort-sesam", "characters that are not ASCII"),
     ],
 )
 def test_what_is_no_token_is_refused_and_not_repeated(content: str, words: str, tmp_path: Path) -> None:

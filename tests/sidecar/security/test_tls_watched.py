@@ -211,4 +211,4 @@ async def test_failed_look_ends_no_later_one(
     await watcher.start()
     await until(lambda: len(looks) > 3)
     await watcher.shutdown()
-    assert [record.levelname for record in caplog.records] == ["ERROR"], "said once"
+    assert [record.levelname for record in caplog.records] == ["ERROR"], "logged once"

@@ -80,9 +80,7 @@ FAULTS: dict[str, FaultKind] = {
         "for 0.4 s in every 6 its GPU has this part of its clock (4: a quarter), so steps take longer",
         1.0,
     ),
-    "host_pause": FaultKind(
-        FaultPlace.ENGINE, "seconds", "once in every 4 s its engine's process stands still for so long", 0.0, 3.0
-    ),
+    "host_pause": FaultKind(FaultPlace.ENGINE, "seconds", "once in every 4 s its engine's process pauses for so long", 0.0, 3.0),
     "engine_hung": FaultKind(
         FaultPlace.ENGINE, "seconds", "its engine steps no more for so long, once, and its API answers as before", 0.001, 3600.0
     ),
