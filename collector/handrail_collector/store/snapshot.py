@@ -179,11 +179,18 @@ class Views:
     def rows(
         self, name: str, made: Callable[[dict[str, Any]], T], parameters: Mapping[str, object], *, then: str = ""
     ) -> list[T]:
-        """Run ``queries/<name>.sql`` and build each row with ``made``. ``then``: an ending, such as ``ORDER BY``."""
+        """Run ``queries/<name>.sql`` and build each row with ``made``. ``then``: an ending, such as ``ORDER BY``.
+
+        Raises ``StoreDamagedError`` when a row lacks a column since the footer of its file is damaged.
+        """
         text = f"SELECT * FROM (\n{query(name)}\n) {then}" if then else query(name)
         self._cursor.execute(text, _used(text, parameters))
         names = [column[0] for column in self._cursor.description or ()]
-        return [made(dict(zip(names, values, strict=True))) for values in self._cursor.fetchall()]
+        found = [dict(zip(names, values, strict=True)) for values in self._cursor.fetchall()]
+        try:
+            return [made(row) for row in found]
+        except (KeyError, TypeError) as error:
+            raise refusal(error, self._snapshot.root, self.used) from error
 
     def value(self, name: str, selected: str, parameters: Mapping[str, object], *, then: str = "") -> Any:
         """Compute one value of the rows of ``queries/<name>.sql``; None when there is no row."""
