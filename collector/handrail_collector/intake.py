@@ -82,7 +82,7 @@ class SourceLiveness:
         return {who for who, at in self.last_unix_ns.items() if at >= oldest_unix_ns}
 
 
-class Intake:
+class EntryReader:
     """What one shard learns from its journal. The pipeline's loop owns it."""
 
     def __init__(

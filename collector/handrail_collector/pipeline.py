@@ -30,7 +30,7 @@ from handrail_collector.explain.request.counter_attribution import UnattributedF
 from handrail_collector.explain.request.kv_handoff import HUNG_NS
 from handrail_collector.explain.request.request_row import Fleet, explain, explain_all
 from handrail_collector.explain.stalls.stall_rows import StallDesk
-from handrail_collector.intake import Intake
+from handrail_collector.intake import EntryReader
 from handrail_collector.journal.journal import Entry, Journal
 from handrail_collector.metrics.counting import Counting
 from handrail_collector.pipeline_stats import PipelineStats
@@ -127,7 +127,7 @@ class Pipeline:
         self.stalling = StallDesk()
         self.counting = Counting(recovered, stitch.engine_wait_ns + stitch.settle_ns + 2 * SECOND)
         self.observed = self.counting.observed
-        self.intake = Intake(
+        self.intake = EntryReader(
             self.stats,
             self.stitcher,
             self.engines,

@@ -1,6 +1,6 @@
 """The components of a sidecar: one list, in the order in which they start.
 
-A new source is one more ``Entry``: how it is made from the config, its metrics, and the addresses that it binds. ``app.py``
+A new source is one more ``ComponentSpec``: how it is made from the config, its metrics, and the addresses that it binds. ``app.py``
 starts the list from its beginning and shuts it down from its end. What several components need is in ``Sidecar``.
 """
 
@@ -102,7 +102,7 @@ def _no_addresses(_component: Any) -> Mapping[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry(Generic[C]):
+class ComponentSpec(Generic[C]):
     """One component of the list.
 
     ``make``: None where the config does not want it; it may look at the components before it (``Sidecar.find``).
@@ -138,7 +138,7 @@ class Sidecar:
     proxied: ProxyStats
     events: EventCounts
     histogram: type[Histogram]
-    components: list[tuple[Entry[Any], Component]] = field(default_factory=list)
+    components: list[tuple[ComponentSpec[Any], Component]] = field(default_factory=list)
     metrics: list[AnyMetricDef] = field(default_factory=list)
     not_ready: str = "starting"
 
@@ -162,7 +162,7 @@ class Sidecar:
         return self.not_ready or (proxy.problem() if proxy is not None else "") or self.gates.problem()
 
 
-def make_sidecar(config: SidecarConfig, entries: Sequence[Entry[Any]] | None = None) -> Sidecar:
+def make_sidecar(config: SidecarConfig, entries: Sequence[ComponentSpec[Any]] | None = None) -> Sidecar:
     """Build the components of ``entries`` that ``config`` wants; start none of them.
 
     ``entries``: by default ``COMPONENTS``.
@@ -383,45 +383,45 @@ def _span_watch(sidecar: Sidecar) -> SpanWatch | None:
     return SpanWatch(sidecar.proxied, tap) if tap is not None else None
 
 
-COMPONENTS: Final[tuple[Entry[Any], ...]] = (
+COMPONENTS: Final[tuple[ComponentSpec[Any], ...]] = (
     # the first to start and the last to stop, so that a drain can be watched
-    Entry("admin", _admin, addresses=lambda admin: bound(admin=admin.address)),
+    ComponentSpec("admin", _admin, addresses=lambda admin: bound(admin=admin.address)),
     # last to stop but for that, since it takes the spans of the others' ends
-    Entry(
+    ComponentSpec(
         "own_traces",
         lambda sidecar: sidecar.traces,
         lambda _, traces: own_traces_rows(traces.stats, names.METRIC_SIDECAR),
     ),
-    Entry("certificates", lambda sidecar: Watcher(sidecar.watched)),
-    Entry("exporter", lambda sidecar: sidecar.exporter, lambda _, exporter: own_rows(exporter)),
-    Entry("otlp_metrics", _otlp_metrics, lambda _, pushed: otlp_metrics_rows(pushed.stats, names.METRIC_SIDECAR)),
-    Entry("devices", lambda sidecar: sidecar.devices, lambda _, devices: device_rows(devices)),
-    Entry(
+    ComponentSpec("certificates", lambda sidecar: Watcher(sidecar.watched)),
+    ComponentSpec("exporter", lambda sidecar: sidecar.exporter, lambda _, exporter: own_rows(exporter)),
+    ComponentSpec("otlp_metrics", _otlp_metrics, lambda _, pushed: otlp_metrics_rows(pushed.stats, names.METRIC_SIDECAR)),
+    ComponentSpec("devices", lambda sidecar: sidecar.devices, lambda _, devices: device_rows(devices)),
+    ComponentSpec(
         "tap",
         _tap,
         lambda _, tap: tap_rows(tap),
         lambda tap: bound(otlp_grpc=tap.grpc_address, otlp_http=tap.http_address),
     ),
-    Entry("log", _log, lambda _, source: log_rows(source)),
-    Entry("metrics", _engine_metrics, lambda sidecar, source: engine_rows(source, sidecar.events)),
-    Entry("links", _links, lambda _, source: link_rows(source)),
-    Entry("gpus", _nvml, lambda _, source: gpu_rows(source.sampler)),
-    Entry("dcgm", _dcgm, lambda _, source: dcgm_rows(source)),
-    Entry(
+    ComponentSpec("log", _log, lambda _, source: log_rows(source)),
+    ComponentSpec("metrics", _engine_metrics, lambda sidecar, source: engine_rows(source, sidecar.events)),
+    ComponentSpec("links", _links, lambda _, source: link_rows(source)),
+    ComponentSpec("gpus", _nvml, lambda _, source: gpu_rows(source.sampler)),
+    ComponentSpec("dcgm", _dcgm, lambda _, source: dcgm_rows(source)),
+    ComponentSpec(
         "plugin",
         _plugin,
         lambda sidecar, plugin: plugin_rows(plugin, sidecar.config.kv_hung_after.ns),
         lambda plugin: {"plugin": str(plugin.path)},
     ),
-    Entry("pauses", _own_pauses, lambda _, pauses: pause_rows(pauses)),
-    Entry("counts", _counts),  # before the proxy: the first reading says 0
-    Entry(
+    ComponentSpec("pauses", _own_pauses, lambda _, pauses: pause_rows(pauses)),
+    ComponentSpec("counts", _counts),  # before the proxy: the first reading says 0
+    ComponentSpec(
         "proxy",
         _proxy,
         lambda _, proxy: proxy_rows(proxy),
         lambda proxy: bound(proxy=proxy.address),
         most_drain_s=float("inf"),
     ),
-    Entry("collector_check", _collector_check),
-    Entry("span_watch", _span_watch, lambda _, watch: watch.rows()),
+    ComponentSpec("collector_check", _collector_check),
+    ComponentSpec("span_watch", _span_watch, lambda _, watch: watch.rows()),
 )

@@ -16,7 +16,7 @@ from handrail.records import Role, Sink
 from handrail.runtime.process import start
 from handrail_sidecar.app import start_components
 from handrail_sidecar.catalogue import everything
-from handrail_sidecar.components import COMPONENTS, Entry, Sidecar, make_sidecar
+from handrail_sidecar.components import COMPONENTS, ComponentSpec, Sidecar, make_sidecar
 from handrail_sidecar.settings import GpuConfig, LogConfig, Sampling, SidecarConfig
 
 ENTRIES = {entry.name: entry for entry in COMPONENTS}
@@ -92,7 +92,7 @@ async def test_a_source_is_added_by_one_entry(tmp_path: Path) -> None:
     def rows(_: Sidecar, source: ClockSource) -> list[MetricDef]:
         return [MetricDef("handrail_clock_starts", "counter", "Starts", lambda: float(len(source.life)))]
 
-    entry = Entry("clock", make, rows, lambda source: {"clock": "here"})
+    entry = ComponentSpec("clock", make, rows, lambda source: {"clock": "here"})
     sidecar = make_sidecar(replace(config(tmp_path), drain=Duration(10_000_000)), (*COMPONENTS, entry))
     source = sidecar.find(ClockSource)
     assert source is not None
