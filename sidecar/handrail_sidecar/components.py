@@ -1,7 +1,7 @@
 """The components of a sidecar: one list, in the order in which they start.
 
-A new source is one more ``ComponentSpec``: how it is made from the config, its metrics, and the addresses that it binds. ``app.py``
-starts the list from its beginning and shuts it down from its end. What several components need is in ``Sidecar``.
+A new source is one more ``ComponentSpec``: how it is made from the config, its metrics, and the addresses that it binds.
+``app.py`` starts the list from its beginning and shuts it down from its end. What several components need is in ``Sidecar``.
 """
 
 from __future__ import annotations
