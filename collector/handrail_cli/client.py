@@ -122,7 +122,10 @@ class HttpBackend:
         return self._decoded(answer, decode)
 
     def _decoded(self, answer: Any, decode: Callable[[Any], T]) -> T:
-        """Return the decoded answer; raise ``CliError`` where it has another shape, as that of another version has."""
+        """Return the decoded answer.
+
+        Raises ``CliError`` if it has another shape, as the answer of another version may.
+        """
         try:
             return decode(answer)
         except (ValueError, KeyError, TypeError) as error:

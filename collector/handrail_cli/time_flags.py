@@ -11,7 +11,10 @@ from handrail_cli.errors import EXIT_USAGE, CliError
 
 
 class Query(Protocol):
-    """A question to a store; its class takes ``since_unix_ns``, ``until_unix_ns`` and its own fields by name."""
+    """A query to a store.
+
+    Its class takes ``since_unix_ns``, ``until_unix_ns`` and its own fields by name.
+    """
 
     def validate(self) -> list[str]: ...
 
@@ -21,7 +24,10 @@ QueryT = TypeVar("QueryT", bound=Query)
 
 
 def add_period_flags(parser: argparse.ArgumentParser, what: str, default: str = "") -> None:
-    """Add ``--since`` and ``--until``; ``what`` names what began or happened in the period."""
+    """Add ``--since`` and ``--until``.
+
+    ``what`` names what began or happened in the period.
+    """
     more = f" (default: {default})" if default else ""
     parser.add_argument("--since", metavar="TIME", help=f"{what} at or after TIME, {_TIMES}{more}")
     parser.add_argument("--until", metavar="TIME", help=f"{what} before TIME")
@@ -35,8 +41,9 @@ def add_limit_flag(parser: argparse.ArgumentParser, what: str, default: int, mos
 
 
 def query_of(kind: Callable[..., QueryT], arguments: argparse.Namespace, now_unix_ns: int, **given: object) -> QueryT:
-    """Return the query that ``--since``, ``--until`` and the ``given`` fields describe.
+    """Return the query that ``--since``, ``--until`` and ``given`` describe.
 
+    ``given``: fields of the query.
     Raises ``CliError`` for a time or a field that is not valid.
     """
     query = kind(

@@ -1,4 +1,7 @@
-"""What a collector reports about its own work, and what it does with such reports when they come in."""
+"""What a collector reports about its own work.
+
+It also covers what the collector does with such reports of others.
+"""
 
 from __future__ import annotations
 
@@ -151,9 +154,9 @@ async def test_questions_are_traced_and_scrapes_are_not(tmp_path: Path) -> None:
                 async with session.get(base + path) as response:
                     await response.read()
         await api.shutdown()
-    asked = [span for span in backend.spans if span.parent is None]
-    assert [(span.name, dict(span.attributes or {})) for span in asked] == [
+    roots = [span for span in backend.spans if span.parent is None]
+    assert [(span.name, dict(span.attributes or {})) for span in roots] == [
         (f"GET {route}", {names.HTTP_METHOD: "GET", names.HTTP_ROUTE: route, names.HTTP_STATUS: status})
         for route, status in (("/api/v1/explain", 200), ("/api/v1/requests/{id}", 404))
     ]
-    assert [span.parent for span in backend.named(names.OWN_QUERY)] == [span.context for span in asked]
+    assert [span.parent for span in backend.named(names.OWN_QUERY)] == [span.context for span in roots]

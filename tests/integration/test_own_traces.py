@@ -1,4 +1,7 @@
-"""Whole processes that report about themselves: to a backend, and a collector to itself."""
+"""Whole processes report about themselves to a backend.
+
+A collector also reports to itself.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ SIDECAR = (
 
 @contextlib.asynccontextmanager
 async def process(folder: Path, *arguments: str) -> AsyncIterator[dict[str, str]]:
-    """Run ``handrail`` with these arguments; yield its addresses, then stop it cleanly."""
+    """Run ``handrail`` with these arguments, and yield its addresses.
+
+    Stops it cleanly afterwards.
+    """
     ready = folder / "ready.json"
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "handrail_cli.main", *arguments, "--ready-file", str(ready)), cwd=folder

@@ -20,8 +20,9 @@ _TUPLES = ("other_trace_ids", "gap_buckets", "gap_counts", "findings", "hints", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestAnswer:
-    """One request with everything that belongs to it: the answer of ``GET /api/v1/requests/{id}``.
+    """One request with everything that belongs to it.
 
+    It is the answer of ``GET /api/v1/requests/{id}``.
     ``baseline``: how it compares with the requests around it. ``hardware``: activity of GPUs and links meanwhile.
     Both are None where they are not known.
     """

@@ -302,7 +302,10 @@ def _guarded(guard: Authenticator) -> Any:
 
 
 def _traced(tracer: Tracer) -> Any:
-    """Trace questions; scrapes and health checks, which come every few seconds, are not traced."""
+    """Trace API queries, but not scrapes and health checks.
+
+    Those come every few seconds.
+    """
 
     @web.middleware
     async def trace(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:

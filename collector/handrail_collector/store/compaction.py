@@ -99,7 +99,10 @@ def plan(publishes: Iterable[PublishRecord], shard: int, now_unix_ns: int, close
 
 
 def worthwhile(run: Sequence[Ranged]) -> bool:
-    """Check whether to fold these files: they are several, or of an earlier schema version."""
+    """Check whether to fold these files.
+
+    They are several, or of an earlier schema version.
+    """
     return len(run) > 1 or any(is_outdated(file.table, file.schema) for _, _, file in run)
 
 

@@ -19,8 +19,9 @@ from handrail_collector.store.tables.spans import SpanRow
 
 
 class LiveRows(Protocol):
-    """Source of rows that the store does not have yet: decided and not stored, or of open requests (version 0).
+    """Source of rows that the store does not have yet.
 
+    They are decided and not stored, or of open requests (version 0).
     It is called in the event loop; the rows are frozen and the caller may keep them.
     """
 
@@ -76,7 +77,10 @@ class StoreQueries(Protocol):
         """List the KV fetches of one request, in order. ``live``: as for ``requests``."""
 
     def stalls_of(self, row: RequestRow, live: Sequence[StallRow] = ()) -> list[StallRow]:
-        """List the stalls of one request's highest version, in order. ``live``: as for ``requests``."""
+        """List the stalls of one request's highest version, in order.
+
+        ``live``: as for ``requests``.
+        """
 
     def samples(self, table: Table, wanted: SampleFilter) -> list[Any]:
         """List the samples of one table that match, oldest first.

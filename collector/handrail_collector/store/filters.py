@@ -50,8 +50,9 @@ FAILED: Final = frozenset(outcome.value for outcome in FAILURES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFilter:
-    """A filter that matches rows which fit every field that is set (``queries/requests.sql``).
+    """Which requests to list: rows that match every field that is set.
 
+    Query: ``queries/requests.sql``.
     Rows without a value for ``sort`` come last, in both directions. Of equal values the later start comes first, then the ids.
     """
 
@@ -80,8 +81,9 @@ class RequestFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchFilter:
-    """A filter that matches KV fetches which fit every field that is set (``queries/kv_fetches.sql``).
+    """Which KV fetches to list: those that match every field that is set.
 
+    Query: ``queries/kv_fetches.sql``.
     They are ordered like requests, and by their number within a request.
     """
 

@@ -214,8 +214,9 @@ class StoreReader:
             return _of_request(row, views.rows("spans", span_row, {"trace_ids": traces}))
 
     def fetches(self, wanted: FetchFilter, live: Sequence[FetchRow] = ()) -> list[FetchRow]:
-        """List the KV fetches that match, in the order of the filter. ``live``: as for ``requests``.
+        """List the KV fetches that match, in the order of the filter.
 
+        ``live``: as for ``requests``.
         Raises ``ValueError`` for a bad filter.
         """
         _refuse(wanted.validate())
@@ -375,7 +376,10 @@ def _highest(live: Iterable[RequestRow]) -> dict[tuple[str, str], RequestRow]:
 def _newest(
     views: Views, snapshot: Snapshot, rows: Sequence[tuple[RequestRow, bool]], live: dict[tuple[str, str], RequestRow]
 ) -> list[RequestRow]:
-    """Drop the rows that have a later version, in another file or among the live rows. ``rows``: each with whether it is live."""
+    """Drop the rows that have a later version.
+
+    That version is in another file or among the live rows. ``rows``: each with whether it is live.
+    """
     waiting = [row for row, is_live in rows if is_live]
     stored = [row for row, is_live in rows if not is_live]
     near = _files_near(snapshot, waiting, REPLAY_MARGIN_NS)

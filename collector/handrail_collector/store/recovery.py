@@ -1,5 +1,6 @@
-"""Recover the part of a store's state that a replay of the journal needs, and sort out files that the manifest does not name.
+"""Recover what a replay of the journal needs, and handle unlisted files.
 
+A file is unlisted when the manifest does not name it.
 A start removes such a file only when it is provably ours and unfinished: a temporary file; a file of the one publish that comes
 next after everything listed (its line was never written, so it was never acknowledged as stored, and the journal has its
 entries); a fold whose rows all lie in listed files; a rollup, which is made from rows.

@@ -68,8 +68,9 @@ NO_ROLLUPS: Final = pa.schema([(column.name, column.type) for column in ROLLUP_C
 
 
 def roll_up(requests: pa.Table, hour: int, threads: int = 1) -> pa.Table:
-    """Make the rollup of the rows of a file of one hour: what ``queries/aggregates.sql`` and ``gap_histograms.sql`` say of them.
+    """Make the rollup of one hour's file of requests.
 
+    Its queries are ``queries/aggregates.sql`` and ``gap_histograms.sql``.
     ``requests``: its ``ROLLED_COLUMNS``. ``hour``: counted since 1970. Of a request with two versions the newest counts.
     """
     requests = compaction.without(requests, compaction.superseding(requests))

@@ -70,7 +70,10 @@ _IDS: Final = (
 
 
 class Snapshot:
-    """The store as of one state of its manifest. ``connect`` opens a DuckDB connection of its own for each query."""
+    """The store as of one state of its manifest.
+
+    ``connect`` opens a new DuckDB connection for each query.
+    """
 
     def __init__(
         self, root: Path, publishes: tuple[PublishRecord, ...], connect: Callable[[], duckdb.DuckDBPyConnection]
@@ -121,8 +124,9 @@ class Snapshot:
 
     @contextmanager
     def ask(self, *, live: Mapping[Table, pa.Table] | None = None) -> Iterator[Views]:
-        """Open views for the queries of one question. ``live``: encoded rows that the store does not have yet.
+        """Open views for the queries of one question.
 
+        ``live``: encoded rows that the store does not have yet.
         Raises ``StoreDamagedError`` when a file that a query needs cannot be read.
         """
         cursor = self._connect()
@@ -140,7 +144,10 @@ class Snapshot:
             cursor.close()
 
     def superseded(self, files: Sequence[StoredFile]) -> pa.Table:
-        """Return the rows of ``files`` that later versions replace or withdraw: file, ids and version; few or none."""
+        """Return the rows of ``files`` that later versions replace or withdraw.
+
+        A row is its file, ids and version. There are few or none.
+        """
         key = frozenset(file.path for file in files)
         if key not in self._superseded:
             self._superseded[key] = self.replaced(files, self.newer_files(files))
@@ -179,9 +186,10 @@ class Views:
     def rows(
         self, name: str, made: Callable[[dict[str, Any]], T], parameters: Mapping[str, object], *, then: str = ""
     ) -> list[T]:
-        """Run ``queries/<name>.sql`` and build each row with ``made``. ``then``: an ending, such as ``ORDER BY``.
+        """Run ``queries/<name>.sql`` and build each row with ``made``.
 
-        Raises ``StoreDamagedError`` when a row lacks a column since the footer of its file is damaged.
+        ``then``: an ending, such as ``ORDER BY``. Raises ``StoreDamagedError`` when a row lacks a column because the footer of its
+        file is damaged.
         """
         text = f"SELECT * FROM (\n{query(name)}\n) {then}" if then else query(name)
         self._cursor.execute(text, _used(text, parameters))
@@ -193,7 +201,10 @@ class Views:
             raise refusal(error, self._snapshot.root, self.used) from error
 
     def value(self, name: str, selected: str, parameters: Mapping[str, object], *, then: str = "") -> Any:
-        """Compute one value of the rows of ``queries/<name>.sql``; None when there is no row."""
+        """Compute one value of the rows of ``queries/<name>.sql``.
+
+        Returns None when there is no row.
+        """
         text = f"SELECT {selected} FROM (\n{query(name)}\n) {then}"
         found = self._cursor.execute(text, _used(text, parameters)).fetchone()
         return None if found is None else found[0]
@@ -210,7 +221,10 @@ class Views:
         self._live.add(name)
 
     def requests(self, files: Sequence[StoredFile]) -> None:
-        """Bind ``requests``: the newest version of each request in ``files``, without withdrawn ones."""
+        """Bind ``requests`` to the newest version of each request in ``files``.
+
+        Withdrawn requests are omitted.
+        """
         superseded = self._snapshot.superseded(files)
         relation = self._stored(Table.REQUESTS, files)
         if superseded.num_rows:
@@ -227,8 +241,9 @@ class Views:
         self.bind("requests", f"SELECT * {_IDS} FROM {relation} WHERE scope <> '{MERGED}'")
 
     def request_versions(self, files: Sequence[StoredFile], *, filename: bool = False) -> None:
-        """Bind ``requests`` to every version in ``files`` and every live row; ``latest_versions`` tells which of a result count.
+        """Bind ``requests`` to every version in ``files`` and every live row.
 
+        ``latest_versions`` selects those of a result that count.
         Column ``live``: the store does not have the row yet.
 
         So a list costs one look-up of its rows instead of a join over all rows: 0.03 s instead of 0.3 s for a million requests.
@@ -237,7 +252,10 @@ class Views:
         self.bind("requests", f"SELECT * {_IDS} FROM {relation} WHERE scope <> '{MERGED}'")
 
     def latest_versions(self, files: Sequence[StoredFile], base: int, ids: Collection[bytes]) -> dict[tuple[bytes, bytes], int]:
-        """Return the highest version above ``base`` in ``files`` of requests, by trace id and request id."""
+        """Return the highest version above ``base`` of each request in ``files``.
+
+        The key is trace id and request id.
+        """
         if not files or not ids:
             return {}
         self.bind("later_rows", self.keys(files))
@@ -253,8 +271,9 @@ class Views:
         most: int | None = None,
         columns: Sequence[str] | None = None,
     ) -> None:
-        """Bind ``kv_fetches`` or ``stalls``: of each request, the rows of its highest version, each number once.
+        """Bind ``kv_fetches`` or ``stalls`` to each request's highest version.
 
+        Each number occurs once.
         Live rows win over stored ones of their version.
         ``where``, ``most``: only the last of these rows. ``columns``: only these.
         """
@@ -275,7 +294,10 @@ class Views:
         self.bind("events", f"SELECT * FROM {self._stored(table, files)} WHERE {_between(since, until)} {once}")
 
     def samples(self, table: Table, files: Sequence[StoredFile], since: int, until: int, names: Collection[str] | None) -> None:
-        """Bind ``samples``: those of [since, until), each once, with the series of the counters ``names``."""
+        """Bind ``samples`` to those of [since, until), each once.
+
+        ``names``: the counters whose series it has.
+        """
         kind = SAMPLED[table]
         known = self._known(files)
         own = [column.name for column in (*kind.own, *SERIES_COLUMNS) if column.name in known]
@@ -286,7 +308,10 @@ class Views:
         self.bind("samples", f'SELECT *, NULL::BIGINT AS "c.i.", NULL::DOUBLE AS "g.d." FROM ({read})')
 
     def plain(self, table: Table, files: Sequence[StoredFile], needed: Mapping[str, str] | None = None) -> None:
-        """Bind a table as it is stored. ``needed``: columns that it must have, and their types; NULL where no file has one."""
+        """Bind a table as it is stored.
+
+        ``needed``: columns that it must have, and their types; NULL where no file has one.
+        """
         if table in COLUMNS:
             self.bind(table.value, f"SELECT * FROM {self._stored(table, files)}")
             return
@@ -371,7 +396,10 @@ class Split:
 
 
 def covered(files: Iterable[StoredFile]) -> dict[str, StoredFile]:
-    """Map the path of each covered file to its rollup; a rollup of an earlier schema version is made again."""
+    """Map the path of each covered file to its rollup.
+
+    A rollup of an earlier schema version is made again.
+    """
     return {f.covers: f for f in files if f.table is Table.ROLLUPS and not upgrade.is_outdated(f.table, f.schema)}
 
 
@@ -399,7 +427,10 @@ def split(files: Iterable[StoredFile], since_unix_ns: int, until_unix_ns: int, b
 
 
 def run(connection: duckdb.DuckDBPyConnection, name: str, **parameters: object) -> pa.Table:
-    """Run ``queries/<name>.sql`` over the relations of a connection; sums come as 64-bit integers."""
+    """Run ``queries/<name>.sql`` over the relations of a connection.
+
+    Sums come as 64-bit integers.
+    """
     found = connection.sql(query(name), params=_used(query(name), parameters)).to_arrow_table()
     return found.cast(pa.schema([(each.name, _narrow(each.type)) for each in found.schema]))
 
@@ -417,7 +448,10 @@ def names() -> list[str]:
 
 
 def live_table(rows: Iterable[T], encode: Callable[[Sequence[T]], pa.Table]) -> pa.Table:
-    """Encode rows that are not stored yet, without those that the store could not hold."""
+    """Encode rows that are not stored yet.
+
+    Rows that the store cannot hold are omitted.
+    """
     rows = list(rows)
     try:
         return encode(rows)

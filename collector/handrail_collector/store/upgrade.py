@@ -59,7 +59,10 @@ def upgraded(table: Table, schema: int, rows: pa.Table) -> pa.Table:
 
 
 def expressions(table: Table, known: Collection[str]) -> dict[str, str]:
-    """Return SQL for the columns of this version that a file of version 1 with the columns ``known`` has otherwise."""
+    """Return SQL for the columns that a file of version 1 has in another form.
+
+    ``known``: the columns of that file.
+    """
     found = {new: f'"{old}"' for old, new in RENAMED.get(table, {}).items() if old in known}
     if _SKETCH in known:
         found |= {name: f"{_FUNCTION}({_SKETCH}).{name}" for name in _HISTOGRAM}
@@ -67,7 +70,10 @@ def expressions(table: Table, known: Collection[str]) -> dict[str, str]:
 
 
 def add_functions(connection: duckdb.DuckDBPyConnection) -> None:
-    """Register what ``expressions`` calls; other connections to the same database may have done so."""
+    """Register the functions that ``expressions`` calls.
+
+    Other connections to the same database may have done so.
+    """
     kind = "STRUCT(gap_sum_ns BIGINT, gap_min_ns BIGINT, gap_buckets INTEGER[], gap_counts INTEGER[])"
     with contextlib.suppress(duckdb.CatalogException):
         functions: Any = connection  # its types know no name of a nested type

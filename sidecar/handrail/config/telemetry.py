@@ -1,4 +1,4 @@
-"""Settings of what Handrail's own processes send about themselves: metrics and traces.
+"""Settings of the metrics and traces of Handrail's own processes.
 
 Nothing is sent by default, whatever the environment says (``handrail/telemetry/exporters.py``).
 """

@@ -1,1 +1,4 @@
-"""What Handrail's own processes report about themselves: traces and metrics, by the OpenTelemetry SDK."""
+"""Traces and metrics of Handrail's own processes.
+
+They use the OpenTelemetry SDK.
+"""

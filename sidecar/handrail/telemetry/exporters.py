@@ -72,7 +72,10 @@ class Outlet(Generic[E]):
         self._exporter.shutdown()
 
     async def why(self) -> str:
-        """Say why the backend takes nothing: the SDK's exporter reports only that it failed."""
+        """Return why the backend accepts nothing.
+
+        The SDK's exporter reports only that it failed.
+        """
         checker = OtlpClient(self._client, self._security)
         try:
             return await checker.check(self._signal) or "it answers again by now"
@@ -105,7 +108,7 @@ def metric_exporter(client: ClientSettings, security: ClientSecurity) -> MetricE
 
 
 def ignore_environment() -> None:
-    """Take ``OTEL_*`` variables out of this process, and the SDK's messages out of its log.
+    """Remove ``OTEL_*`` variables from this process and SDK messages from its log.
 
     No argument of the HTTP exporter keeps the variables' headers and client certificate away. A backend that is down would
     write two lines for each batch; the callers write one when trouble begins and one when it ends.

@@ -129,7 +129,10 @@ class OwnTraces:
 
 
 def own_traces(config: OwnTracesConfig, resource: Resource) -> tuple[OwnTraces | None, ClientSecurity | None]:
-    """Make what ``config`` wants, and what watches the certificates of its backend; None for both where nothing is sent."""
+    """Make what ``config`` enables, and the watcher of its backend's certificates.
+
+    Both are None where nothing is sent.
+    """
     if config.endpoint is None:
         return None, None
     client = config.client(config.endpoint)
@@ -158,7 +161,10 @@ class OperationSampler(Sampler):
 
 
 class _Bounded(SpanProcessor):
-    """The SDK's batches behind a queue that counts what it drops; the SDK's own drops without a count."""
+    """The SDK's batches behind a queue that counts what it drops.
+
+    The SDK's own queue does not count.
+    """
 
     def __init__(
         self, outlet: SpanOutlet, stats: OwnTracesStats, max_queue: int, delay_s: float, report: Callable[[bool], None]

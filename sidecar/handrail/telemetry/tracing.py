@@ -36,7 +36,10 @@ def about_own_traces(payload: bytes) -> bool:
 
 @contextmanager
 def detached_span(tracer: Tracer, name: str, attributes: Mapping[str, str | int]) -> Iterator[None]:
-    """Make a span that is nobody's parent: tasks that begin inside it would carry it for as long as they live."""
+    """Make a span that does not become the parent of others.
+
+    A task that begins inside such a parent would keep it for its whole life.
+    """
     span = tracer.start_span(name, Context(), attributes=attributes)
     try:
         yield

@@ -81,8 +81,9 @@ class Reading(NamedTuple):
 
 
 def trace_late(tracer: Tracer, sampler: str, readings: Sequence[Reading], unix_offset_ns: int) -> None:
-    """Make a span of the time for which the latest of ``readings`` was late, if one was late by whole periods.
+    """Make a span of the time by which the latest of ``readings`` was late.
 
+    It makes none when no reading was late by whole periods.
     ``unix_offset_ns``: wall clock minus monotonic clock.
     """
     late = max(readings, key=lambda reading: reading.missed * reading.task.period_ns, default=None)

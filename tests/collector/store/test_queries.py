@@ -1,4 +1,7 @@
-"""The queries as files: they run in DuckDB as they are, and sqlglot turns them into ClickHouse's SQL."""
+"""The queries as files run in DuckDB as they are.
+
+sqlglot turns them into ClickHouse's SQL.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A store of schema version 1: it answers as before, and a maintenance pass makes it one of this version.
+"""A store of schema version 1 answers as before.
 
+A maintenance pass turns it into one of this version.
 ``tests/data/store_version_1`` was written by the last code of version 1, which also gave ``answers.json.gz``
 (with the names of version 2). Some of its rows have later versions in other files, and one hour has a rollup.
 """

@@ -218,7 +218,10 @@ async def test_shutdown_without_start_and_a_backend_that_hangs() -> None:
 
 
 def test_counts_that_go_on_over_restarts_have_no_new_start_after_one() -> None:
-    """A backend takes a new start time for a reset and would count the whole total again."""
+    """A backend takes a new start time for a reset.
+
+    It would count the whole total again.
+    """
     rows: list[AnyMetricDef] = [
         MetricDef("handrail_collector_rows", "counter", "Rows", lambda: 7.0, kept=True),
         HistogramDef("handrail_phase_seconds", "Phases", lambda: {("prefill",): seconds(1, 2)}, LATENCY, ("phase",), kept=True),
@@ -244,7 +247,10 @@ def one_outlet(endpoint: str, *, headers: dict[str, str] | None = None) -> Outle
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 async def test_the_environment_of_an_engine_changes_nothing(monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
-    """Neither the engine's token nor its endpoint, certificate or kill switch reach what a sidecar sends."""
+    """The engine's ``OTEL_*`` settings do not reach what a sidecar sends.
+
+    They are its token, endpoint, certificate and kill switch.
+    """
     for name, value in {
         "OTEL_SDK_DISABLED": "true",
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9",

@@ -1,4 +1,7 @@
-"""Own traces reach a backend, in bounded memory, whatever the backend does; nothing of them blocks or ends the process."""
+"""Own traces reach a backend, in bounded memory, whatever the backend does.
+
+Nothing of them blocks or ends the process.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +121,10 @@ async def test_rare_operations_are_always_traced_and_frequent_ones_by_the_ratio(
 
 
 async def test_parts_are_traced_and_their_tasks_begin_traces_of_their_own() -> None:
-    """A task inherits the context of its creator: all that a part ever did would be a child of its start."""
+    """A task inherits the context of its creator.
+
+    All that a part ever did would be a child of its start.
+    """
     backend, done = KeptSpans(), asyncio.Event()
 
     async def task() -> None:
@@ -232,7 +238,10 @@ async def test_the_sdk_sends_to_a_receiver(protocol: str, monkeypatch: pytest.Mo
 
 
 class Lines(logging.Handler):
-    """What a process would print; unlike caplog it gets nothing from loggers that do not propagate."""
+    """What a process would print.
+
+    Unlike caplog it gets nothing from loggers that do not propagate.
+    """
 
     def __init__(self) -> None:
         super().__init__()

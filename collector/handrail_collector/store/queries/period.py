@@ -202,8 +202,9 @@ def _rolled(snapshot: Snapshot, of: PeriodQuery, columns: Sequence[str] | None) 
 
 
 def _outdated(snapshot: Snapshot, files: Sequence[StoredFile]) -> set[str]:
-    """Return the paths of those files of requests whose rollups count a row that a later version replaces.
+    """Return the request files whose rollups count a replaced row.
 
+    Such a row has a later version.
     Such a version lies in a file without a rollup. Where the files without one have all its versions, nothing else is read.
     """
     loose = [file for file in snapshot.files(Table.REQUESTS) if file.path not in snapshot.rolled]

@@ -1,5 +1,6 @@
-"""Define the tables besides requests and spans, and what publishing and folding need of each.
+"""Define the tables besides requests and spans.
 
+Each definition has what publishing and folding need.
 The rows of most are plain dataclasses: the columns follow from the fields, and a row is exactly its columns.
 Ids are bytes in the file and hex in a row. A column that an older file lacks reads as the field's default.
 """

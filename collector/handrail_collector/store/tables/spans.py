@@ -1,4 +1,4 @@
-"""Define a stored span, and convert spans from OTLP and to columns of the ``spans`` table and back.
+"""Define a stored span, and convert spans between OTLP, rows and columns.
 
 Attributes keep their OTLP type: a number stays a number. Arrays and key-value lists become tuples and dictionaries.
 Only the order of attributes is lost. Rows are sorted by trace.
