@@ -78,7 +78,7 @@ class Outlet(Generic[E]):
         """
         checker = OtlpClient(self._client, self._security)
         try:
-            return await checker.check(self._signal) or "it answers again by now"
+            return await checker.check(self._signal) or "it answers again"
         finally:
             await checker.close()
 

@@ -147,14 +147,14 @@ class OtlpMetrics:
         except Exception:  # an error in one row must not stop all sending
             self.stats.faults += 1
             if self.stats.faults == 1:
-                log.exception("metrics could not be sent")
+                log.exception("sending metrics failed")
             return
         if result is MetricExportResult.SUCCESS:
             self.stats.sent += 1
             return
         self.stats.failed += 1
         if self.stats.failed == 1:
-            log.warning("metrics were not taken: %s (tried again every %g s)", await outlet.why(), self._interval_s)
+            log.warning("the backend did not accept metrics: %s (retry every %g s)", await outlet.why(), self._interval_s)
 
     def data(self) -> MetricsData:
         """All metrics as they are now."""

@@ -103,7 +103,7 @@ class OwnTraces:
         try:
             await asyncio.wait_for(in_daemon_thread(self._provider.shutdown, "handrail-own-traces"), drain_seconds)
         except asyncio.TimeoutError:
-            log.warning("stopped with %d own spans that %s has not taken", self.stats.waiting, outlet.endpoint)
+            log.warning("stopped with %d own spans that %s has not accepted", self.stats.waiting, outlet.endpoint)
             outlet.close()
         if self._explaining is not None:
             self._explaining.cancel()
@@ -120,12 +120,12 @@ class OwnTraces:
             return
         self._in_trouble = not taken
         if taken:
-            log.info("%s takes own traces again", self._outlet.endpoint)
+            log.info("%s accepts own traces again", self._outlet.endpoint)
         else:
             self._explaining = asyncio.create_task(self._explain(self._outlet))
 
     async def _explain(self, outlet: SpanOutlet) -> None:
-        log.warning("own traces are not taken, and lost until they are: %s", await outlet.why())
+        log.warning("the backend does not accept own traces, which are lost meanwhile: %s", await outlet.why())
 
 
 def own_traces(config: OwnTracesConfig, resource: Resource) -> tuple[OwnTraces | None, ClientSecurity | None]:
@@ -231,7 +231,8 @@ def own_traces_rows(stats: OwnTracesStats, prefix: str) -> list[MetricDef]:
         MetricDef(
             f"{prefix}_own_spans",
             "counter",
-            "Spans of this process's own work, by fate: sent; failed: the backend did not take them; dropped: the queue was full",
+            "Spans of this process's own work, by fate: sent; failed: the backend did not accept them; "
+            "dropped: the queue was full",
             lambda: by_label({"sent": stats.sent, "failed": stats.failed, "dropped": stats.dropped}),
             ("outcome",),
         )

@@ -99,8 +99,8 @@ async def test_a_backend_that_refuses_is_reported_once_and_again_when_it_takes_s
     await traces.shutdown(60)
     assert fates(traces) == {"sent": 1, "failed": 2, "dropped": 0}
     assert [line for line in caplog.messages if "own traces" in line] == [
-        "own traces are not taken, and lost until they are: it is down",
-        "http://backend:4318 takes own traces again",
+        "the backend does not accept own traces, which are lost meanwhile: it is down",
+        "http://backend:4318 accepts own traces again",
     ]
 
 
