@@ -154,7 +154,10 @@ class Snapshot:
         return self._superseded[key]
 
     def replaced(self, files: Sequence[StoredFile], newer: Sequence[StoredFile]) -> pa.Table:
-        """Return the rows of ``files`` that a version in ``newer`` replaces or withdraws, as ``superseded``."""
+        """Return the rows of ``files`` that a version in ``newer`` replaces.
+
+        A withdrawal is a version too. The columns are those of ``superseded``.
+        """
         if not files or not newer:
             return Views.no_keys()
         with self.ask() as views:

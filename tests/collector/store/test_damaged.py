@@ -182,7 +182,10 @@ def test_a_question_over_a_broken_footer_names_the_file_whatever_duckdb_calls_it
 
 
 def test_a_column_whose_name_is_damaged_names_the_file(store: Kept) -> None:
-    """DuckDB compares names of columns without their case, and answers with the damaged name."""
+    """DuckDB ignores the case of column names.
+
+    It answers with the damaged name.
+    """
     store.publisher.publish(0, 10, 0, [], ROWS[:1])
     path = store.root / store.files(Table.REQUESTS)[0].path
     path.write_bytes(path.read_bytes().replace(b"operation", b"opeRation"))

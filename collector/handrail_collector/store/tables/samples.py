@@ -220,7 +220,10 @@ Only devices have durations.
 
 
 def _read_order(sample: Any) -> tuple[int, str, str, str, str]:
-    """Samples of one time stand in an order of their own, not in that of the files and threads that read them."""
+    """Order samples of one time by their process and device.
+
+    The order of the files and of the threads that read them would change from run to run.
+    """
     device = sample.device.key if isinstance(sample, DeviceSample) else ""
     return sample.at_unix_ns, sample.process.host, sample.process.instance, sample.source.value, device
 
