@@ -191,8 +191,8 @@ class Views:
     ) -> list[T]:
         """Run ``queries/<name>.sql`` and build each row with ``made``.
 
-        ``then``: an ending, such as ``ORDER BY``. Raises ``StoreDamagedError`` when a row lacks a column because the footer of its
-        file is damaged.
+        ``then``: an ending, such as ``ORDER BY``. Raises ``StoreDamagedError`` when a row lacks a column:
+        the footer of its file is damaged.
         """
         text = f"SELECT * FROM (\n{query(name)}\n) {then}" if then else query(name)
         self._cursor.execute(text, _used(text, parameters))
