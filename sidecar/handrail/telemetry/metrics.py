@@ -2,7 +2,7 @@
 
 The SDK's data classes carry the rows as they are when they are sent, and the SDK's exporter sends them. The SDK's instruments are
 not used: they cannot hold what was counted elsewhere in exponential buckets, and a gap between chunks would cost 8 us
-(docs/decisions/0014-own-telemetry-by-the-sdk.md).
+(docs/decisions/0015-own-telemetry-by-the-sdk.md).
 Names: ``gen_ai.server.*`` where OpenTelemetry has one (semantic conventions for generative AI, "Model server metrics"), else
 ``handrail.`` and the part after ``handrail_`` on /metrics, unit included, so that Prometheus makes the same name of it again.
 """

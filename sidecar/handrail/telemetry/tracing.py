@@ -1,7 +1,7 @@
 """Make spans of Handrail's own work.
 
 A part that makes spans takes a tracer and gets ``NO_TRACES`` by default; only the processes know the SDK (``traces.py``).
-Work that is done thousands of times a second has no span of its own (docs/decisions/0014-own-telemetry-by-the-sdk.md).
+Work that is done thousands of times a second has no span of its own (docs/decisions/0015-own-telemetry-by-the-sdk.md).
 """
 
 from __future__ import annotations
