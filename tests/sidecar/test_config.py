@@ -209,7 +209,7 @@ def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     for file, words in (
         (tmp_path / "none.yaml", "No such file"),
         (tmp_path, "is a folder"),
-        (tmp_path / "latin.yaml", "not UTF-8"),
+        (tmp_path / "latin.yaml", "must be UTF-8"),
     ):
         with pytest.raises(ConfigError, match=words):
             load(SidecarConfig, file)

@@ -171,7 +171,7 @@ def test_a_checkpoint_with_fp8_kv_is_served_so_and_reported_so(quantised: dict[s
     config = {**json.loads((CONFIGS / "llama-3.1-8b.json").read_text()), "quantization_config": quantised}
     found = sizes(shape_of(config), Serving())
     assert (found.kv_dtype, found.token_bytes) == ("fp8", 65_536)
-    assert any("quantised with its KV" in note for note in found.notes)
+    assert any("the checkpoint has quantised KV" in note for note in found.notes)
     assert sizes(shape_of(config), Serving(kv_dtype="bfloat16")).token_bytes == 131_072
 
 

@@ -281,10 +281,10 @@ def test_a_folder_is_read_by_its_config(tmp_path: Path) -> None:
     ("content", "message"),
     [
         pytest.param(None, "cannot be read", id="absent"),
-        pytest.param(b"", "is no JSON", id="empty"),
-        pytest.param(b"\xff\xfe{", "is no JSON", id="not-text"),
+        pytest.param(b"", "is not JSON", id="empty"),
+        pytest.param(b"\xff\xfe{", "is not JSON", id="not-text"),
         pytest.param(b"[]", "is not a JSON object", id="a-list"),
-        pytest.param(b"[" * 100_000, "is no JSON", id="deep"),
+        pytest.param(b"[" * 100_000, "is not JSON", id="deep"),
         pytest.param(b" " * (16 * 2**20 + 1), "larger than 16 MiB", id="huge"),
     ],
 )

@@ -134,7 +134,7 @@ async def test_a_device_that_hangs_or_is_gone_is_absent_not_old(sysfs: FakeSysfs
         assert 'device="eth0"' in page(made)
     lines = [record.getMessage() for record in caplog.records]
     assert sum("mlx5_0/1: a read of its counters does not return" in each for each in lines) == 1
-    assert sum("mlx5_0/1 is read again" in each for each in lines) == 1
+    assert sum("the sidecar reads link mlx5_0/1 again" in each for each in lines) == 1
     assert "link mlx5_0/1 is gone" in lines
 
 

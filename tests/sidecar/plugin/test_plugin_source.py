@@ -105,7 +105,7 @@ async def test_another_sidecars_socket_is_left_alone(path: Path) -> None:
 async def test_what_is_no_socket_is_left_alone(path: Path) -> None:
     path.parent.mkdir()
     path.write_text("not ours")
-    with pytest.raises(FileExistsError, match="no socket"):
+    with pytest.raises(FileExistsError, match="is not a socket"):
         await PluginSource(path, PROCESS, lambda _: None).start()
     assert path.read_text() == "not ours"
 

@@ -230,7 +230,7 @@ async def test_stream_that_does_not_fit_gets_503_and_the_others_go_on(caplog: py
         clock.at(6)
         await until(lambda: any("accepts streams again" in line for line in caplog.messages))
     assert sum("refuses streams" in line for line in caplog.messages) == 1
-    assert any("3 were refused" in line for line in caplog.messages)
+    assert any("it refused 3 with 503" in line for line in caplog.messages)
 
 
 async def test_refused_connection_that_asks_when_there_is_room_again_is_served() -> None:

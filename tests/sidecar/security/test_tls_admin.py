@@ -71,7 +71,7 @@ async def test_only_health_is_open(client_ca: bool, tmp_path: Path) -> None:
         if client_ca:
             status, challenge, page = await get(f"{url}/metrics", ca, token=TOKEN)
             assert (status, challenge) == (403, "")
-            assert "a client certificate is required here" in page
+            assert "a client certificate is required" in page
         assert (await get(f"{url}/nothing", ca, certified=client_ca))[0] == 401  # not even which paths exist
 
 

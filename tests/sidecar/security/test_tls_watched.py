@@ -141,7 +141,7 @@ def test_what_is_no_readable_file(what: str, tmp_path: Path) -> None:
     elif what == "huge":
         with path.open("wb") as file:
             file.truncate(MOST_BYTES + 1)
-    words = {"absent": "No such file", "folder": "is no file", "pipe": "is no file", "huge": "is larger than 4 MiB"}
+    words = {"absent": "No such file", "folder": "is not a file", "pipe": "is not a file", "huge": "is larger than 4 MiB"}
     with pytest.raises((OSError, ValueError), match=words[what]) as caught:
         ReloadingFile("x", {"t.x": path}, lambda contents: contents["t.x"])
     assert str(caught.value).startswith(f"t.x: {path}")

@@ -297,7 +297,7 @@ async def test_a_log_that_is_no_file_holds_nothing(
         await taker.until(lambda: len(taker.facts) == 1)
         path.rename(tmp_path / "log.1")
         become(path)
-    await until(lambda: any("is not read" in record.getMessage() for record in caplog.records))
+    await until(lambda: any("does not read it" in record.getMessage() for record in caplog.records))
     append(other, expired("b"))
     await taker.until(lambda: "b" in taker.requests)
     if path.is_dir():
