@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, Final
 
 from handrail.otlp.settings import ClientSettings
+from handrail_doctor.connectors import Connector
 from handrail_doctor.kv_size.size import Sizes
 
 
@@ -183,13 +184,18 @@ class Setup:
     revision: str | None = None
     dtype: str | None = None
     kv_cache_dtype: str | None = None
-    block_size: int | None = None
+    block_size: int | None = None  # --block-size
+    group_block_size: int | None = None  # the smallest of the model's groups of layers, as the running engine has it
     kv_layout: str | None = None
     tp: int | None = None
+    dcp: int | None = None  # decode context-parallel ranks
     version: str | None = None  # of the engine
+    attention_backend: str | None = None  # where one is named; else the engine chooses
+    speculation: Mapping[str, Any] | None = None  # --speculative-config; empty: there is none
+    hf_overrides: str | None = None  # as JSON; '': there are none
     max_model_len: int | None = None
     hybrid: bool | None = None  # the hybrid KV cache manager is on
-    connector: str | None = None  # class name
+    connector: Connector | None = None
     kv_role: str | None = None  # kv_producer | kv_consumer | kv_both
     lease_s: float | None = None
     failure_policy: str | None = None
@@ -255,6 +261,11 @@ class EngineView:
         The first source that has it decides.
         """
         return next((SourcedValue(value, each.by) for each in self.setups if (value := getattr(each, name)) is not None), None)
+
+    @property
+    def connector(self) -> Connector | None:
+        """Return its KV connector; None where no source names one."""
+        return next((each.connector for each in self.setups if each.connector is not None), None)
 
     def value(self, name: str) -> Any:
         found = self.setting(name)

@@ -6,10 +6,12 @@ Source: the UCX manual (ucp_context: aliases of transports, ``^`` negates the wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
-from handrail_doctor.facts import Facts, GpuFacts, P2p, P2pStatus, PairSide, Placement, SourcedValue
+from handrail_doctor.connectors import Connector, ConnectorKind
+from handrail_doctor.facts import EngineView, Facts, GpuFacts, P2p, P2pStatus, PairSide, Placement, RdmaPort, SourcedValue
 
 _ALIASES: Final[Mapping[str, frozenset[str]]] = {
     "rc": frozenset({"rc_verbs", "rc_mlx5"}),
@@ -25,8 +27,16 @@ _ALIASES: Final[Mapping[str, frozenset[str]]] = {
     "sm": frozenset({"posix", "sysv", "xpmem", "cma", "knem"}),
     "shm": frozenset({"posix", "sysv", "xpmem", "cma", "knem"}),
 }
-_ALL: Final = frozenset(name for names in _ALIASES.values() for name in names) | {"tcp", "self"}
-RDMA: Final = _ALIASES["ib"] | {"srd"}  # srd: EFA's, which counts only where it is named
+SRD: Final = "srd"
+"""The transport of EFA, AWS's adapters, which carry no other RDMA."""
+_ALL: Final = frozenset(name for names in _ALIASES.values() for name in names) | {"tcp", "self", SRD}
+RDMA: Final = _ALIASES["ib"] | {SRD}
+_SHARED_MEMORY: Final = _ALIASES["sm"]
+_COPIES: Final = frozenset({"self", "cuda_copy", "gdr_copy", "rocm_copy", "ze_copy"})
+"""Transports that reach no other process."""
+_RDMA_NAME: Final = re.compile(r"mlx|bnxt_re|irdma|rdmap|roce|efa|hns|ib")
+UCX: Final = "UCX"
+"""NIXL's backend in vLLM where none is named."""
 
 
 def transports(text: str | None) -> frozenset[str]:
@@ -34,7 +44,9 @@ def transports(text: str | None) -> frozenset[str]:
     words = [word.strip() for word in (text or "all").split(",") if word.strip()]
     negated = bool(words) and words[0].startswith("^")
     named = frozenset(name for word in words for name in _expanded(word.lstrip("^")))
-    return _ALL - named if negated else named
+    if negated:
+        return _ALL - named - ({SRD} if named >= _ALIASES["ib"] else set())
+    return named
 
 
 def _expanded(word: str) -> frozenset[str]:
@@ -51,7 +63,40 @@ def devices(text: str | None) -> tuple[str, ...] | None:
     return None if not words or "all" in words else words
 
 
-_PULLS: Final = ("NixlConnector", "NixlPullConnector")
+def carriers(engine: EngineView, *, within: bool) -> frozenset[str]:
+    """Return the transports to another engine that UCX_TLS and UCX_NET_DEVICES leave to this one.
+
+    ``within``: the other engine may be on the same host.
+    """
+    tls, named = engine.variable("UCX_TLS"), engine.variable("UCX_NET_DEVICES")
+    left = transports(tls.value if tls is not None else None) - _COPIES
+    chosen_devices = devices(named.value if named is not None else None)
+    if chosen_devices is not None and not any(":" in name or _RDMA_NAME.match(name) for name in chosen_devices):
+        left -= RDMA
+    if chosen_devices is not None and all(":" in name for name in chosen_devices):
+        left -= {"tcp"}
+    return left if within else left - _SHARED_MEMORY
+
+
+def nixl_backends(engine: EngineView) -> tuple[str, ...] | None:
+    """Return NIXL's backends of an engine; None where it is not known to hand over with NIXL."""
+    if engine.connector is None or engine.connector.nixl is None:
+        return None
+    return engine.value("backends") or (UCX,)
+
+
+def uses_ucx(engine: EngineView) -> bool:
+    """Test whether UCX carries its KV, or may: a connector that no source names is taken for NIXL's."""
+    return engine.connector is None or UCX in (nixl_backends(engine) or ())
+
+
+def efa_ports(facts: Facts) -> list[RdmaPort]:
+    """Return the ports of EFA adapters that are up here."""
+    if "efa" not in (facts.host.modules or ()):
+        return []
+    return [port for port in facts.host.rdma or () if port.active and port.link_layer not in ("InfiniBand", "Ethernet")]
+
+
 _GET_ZCOPY: Final = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
 _ON: Final = ("y", "yes", "on", "1", "try", "force")
 
@@ -87,9 +132,9 @@ def has_rdma(facts: Facts) -> bool:
     return any(port.active for port in facts.host.rdma or ())
 
 
-def connector(facts: Facts) -> SourcedValue | None:
+def connector(facts: Facts) -> Connector | None:
     """Return D's connector, since D reads; else P's."""
-    return facts.engine(PairSide.DECODE).setting("connector") or facts.engine(PairSide.PREFILL).setting("connector")
+    return facts.engine(PairSide.DECODE).connector or facts.engine(PairSide.PREFILL).connector
 
 
 def get_zcopy(facts: Facts) -> SourcedValue | None:
@@ -103,7 +148,7 @@ def pulls_over_cuda_ipc(facts: Facts) -> bool:
     Cases B01, B10.
     """
     pairs = pairs_of(facts)
-    if facts.placement is not Placement.SAME_HOST or not pairs or has_rdma(facts):
+    if facts.placement is not Placement.SAME_HOST or not pairs or has_rdma(facts) or not uses_ucx(facts.engine(PairSide.DECODE)):
         return False
     peers = all(pair.read is P2pStatus.OK for pair in pairs)
     return peers and not all(pair.nvlink is P2pStatus.OK for pair in pairs)
@@ -112,7 +157,7 @@ def pulls_over_cuda_ipc(facts: Facts) -> bool:
 def pull_falls_to_tcp(facts: Facts) -> bool:
     """Test whether UCX switches those reads off and no setting switches them on."""
     found, switch = connector(facts), get_zcopy(facts)
-    pulls = found is None or found.value in _PULLS
+    pulls = found is None or ConnectorKind.NIXL_PULL in found.kinds
     on = switch is not None and switch.value.lower() in _ON
     return pulls_over_cuda_ipc(facts) and pulls and not on and not get_zcopy_elsewhere(facts)
 

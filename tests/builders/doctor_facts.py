@@ -11,6 +11,7 @@ from typing import Any
 
 from handrail_doctor.checks.all_checks import findings
 from handrail_doctor.checks.result import CheckResult, CheckStatus
+from handrail_doctor.connectors import Connector, connector_of
 from handrail_doctor.facts import (
     ALL_PLUGINS,
     SIDES,
@@ -59,7 +60,18 @@ def setup(side: PairSide, **more: Any) -> Setup:
         "plugins": ALL_PLUGINS,
         "env": SOCKET,
     }
-    return Setup(**{**given, **more})
+    given |= more
+    if isinstance(given["connector"], str):
+        given["connector"] = Connector(name=given["connector"])
+    return Setup(**given)
+
+
+def nixl(name: str = "NixlConnector", *, extra: Mapping[str, Any] | None = None, **settings: Any) -> Connector:
+    """Build a connector with settings of its own."""
+    given = {"kv_connector": name, "kv_connector_extra_config": dict(extra or {}), **settings}
+    made = connector_of(given)
+    assert made is not None
+    return made
 
 
 def live(**more: Any) -> LiveEngine:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from handrail.durations import format_duration
 from handrail_cli.formatting import format_bytes
 from handrail_cli.sanitize import print_document
-from handrail_doctor.checks.all_checks import counts, nothing_was_judged
+from handrail_doctor.checks.all_checks import counts, nothing_was_judged, own_counts
 from handrail_doctor.checks.result import CheckResult, CheckStatus
 from handrail_doctor.facts import Facts, Placement
 from handrail_doctor.prediction import Rate
@@ -77,14 +77,17 @@ def print_page(facts: Facts, found: dict[str, list[CheckResult]], rate: Rate | N
     for reason in answer.reasons:
         console.print(Text(f"  {_MARKS[reason.side]} {reason.criterion}: {reason.seen}"))
     console.print()
-    number = counts(found)
-    shown = ", ".join(
-        f"{number[verdict]} {verdict.value}"
-        for verdict in (CheckStatus.FAIL, CheckStatus.WARN, CheckStatus.PASS, CheckStatus.SKIP)
-    )
-    console.print(Text(shown, style=_STYLES[CheckStatus.FAIL] if number[CheckStatus.FAIL] else "bold"))
+    number, own = counts(found), own_counts(found)
+    console.print(Text(_counted(number), style=_STYLES[CheckStatus.FAIL] if number[CheckStatus.FAIL] else "bold"))
+    if any(own.values()):
+        console.print(Text(f"{_counted(own)}: what Handrail itself needs", style="bold"))
     if nothing_was_judged(facts, found):
         console.print(Text(NOTHING_JUDGED, style="bold"))
+
+
+def _counted(number: dict[CheckStatus, int]) -> str:
+    order = (CheckStatus.FAIL, CheckStatus.WARN, CheckStatus.PASS, CheckStatus.SKIP)
+    return ", ".join(f"{number[verdict]} {verdict.value}" for verdict in order)
 
 
 def _prediction(facts: Facts, rate: Rate | None) -> list[str]:
@@ -119,16 +122,17 @@ def _prediction(facts: Facts, rate: Rate | None) -> list[str]:
 
 
 def print_json(facts: Facts, found: dict[str, list[CheckResult]], rate: Rate | None, answer: SplitAdvice) -> None:
-    """Print one object: ``checks``, ``counts``, ``prediction``, ``splitting``.
+    """Print one object: ``checks``, ``counts``, ``own_counts``, ``prediction``, ``splitting``.
 
     The prediction is in bytes and ns.
     """
-    number = counts(found)
+    number, own = counts(found), own_counts(found)
     whole = {
         "placement": facts.placement.value,
         "placement_by": facts.placement_by,
         "checks": [_finding(group, finding) for group, listed in found.items() for finding in listed],
         "counts": {verdict.value: number[verdict] for verdict in CheckStatus},
+        "own_counts": {verdict.value: own[verdict] for verdict in CheckStatus},
         "prediction": _prediction_json(facts, rate),
         "splitting": {"answer": answer.worth.value, "reasons": [_reason(reason) for reason in answer.reasons]},
     }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from handrail_doctor.checks import engines, gpu, pair, path, wire
 from handrail_doctor.checks.result import CheckResult, CheckStatus
 from handrail_doctor.facts import Facts
 
+OWN_GROUP: Final = "Handrail"
+"""What Handrail itself needs. The pair works without it, so it comes last and counts apart."""
 Checks = Callable[[Facts], Iterator[CheckResult | None]]
 
 GROUPS: Final[dict[str, Checks]] = {
@@ -17,6 +19,7 @@ GROUPS: Final[dict[str, Checks]] = {
     "GPUs": gpu.checks,
     "the wire": wire.checks,
     "ways between": path.checks,
+    OWN_GROUP: engines.own_checks,
 }
 """Each group's checks; a check that does not concern the facts yields None."""
 
@@ -30,12 +33,21 @@ def findings(facts: Facts) -> dict[str, list[CheckResult]]:
 
 
 def counts(found: dict[str, list[CheckResult]]) -> dict[CheckStatus, int]:
-    """Count the results by status."""
-    verdicts = [finding.verdict for group in found.values() for finding in group]
-    return {verdict: verdicts.count(verdict) for verdict in CheckStatus}
+    """Count the results of the pair by status."""
+    return _count(finding for group, listed in found.items() if group != OWN_GROUP for finding in listed)
+
+
+def own_counts(found: dict[str, list[CheckResult]]) -> dict[CheckStatus, int]:
+    """Count the results of what Handrail itself needs by status."""
+    return _count(found.get(OWN_GROUP, ()))
 
 
 def nothing_was_judged(facts: Facts, found: dict[str, list[CheckResult]]) -> bool:
     """Test whether no check could be made and nothing was predicted either."""
-    number = counts(found)
+    number = _count(finding for listed in found.values() for finding in listed)
     return facts.sizes is None and number[CheckStatus.SKIP] == sum(number.values())
+
+
+def _count(listed: Iterable[CheckResult]) -> dict[CheckStatus, int]:
+    verdicts = [finding.verdict for finding in listed]
+    return {verdict: verdicts.count(verdict) for verdict in CheckStatus}

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from handrail_doctor.checks.pair import MORE, shown
+from handrail_doctor.checks.handshake import MORE, shown
 from handrail_doctor.checks.result import CheckResult, failed, passed, skipped, warned
+from handrail_doctor.connectors import Connector
 from handrail_doctor.facts import ALL_PLUGINS, SIDES, Facts, PairSide, Placement, SourcedValue
 from handrail_doctor.gather.reachability import is_loopback
 
@@ -47,25 +48,24 @@ def check_side_channel_host(facts: Facts, side: PairSide) -> CheckResult | None:
     The default is localhost, which is right only where both are on one host.
     """
     engine = facts.engine(side)
-    connector = engine.value("connector")
+    connector = engine.connector
     if not engine.environment_known and engine.setting("side_host") is None:
         return None
-    if connector is not None and "Nixl" not in connector:
-        return None
     check, title = f"engine.{side.value}.side_channel_host", f"side channel host of {side.value}"
+    if connector is not None and connector.nixl is None:
+        unknown = connector.unknown()
+        if not unknown:
+            return None
+        return skipped(check, title, f"{connector.described}: whether it runs NIXL is not known here", "its documentation")
     if engine.setting("side_host") is None and engine.set_elsewhere("VLLM_NIXL_SIDE_CHANNEL_HOST"):
         return skipped(check, title, "VLLM_NIXL_SIDE_CHANNEL_HOST is set only where the engine runs", "--same-env in its pod")
     sourced_value = engine.setting("side_host") or SourcedValue(
         "localhost", "vLLM's default, VLLM_NIXL_SIDE_CHANNEL_HOST is not set"
     )
-    if sourced_value.value in ("0.0.0.0", "::", "*"):
-        seen, bad = f"{sourced_value.value} ({sourced_value.by})", True
-    else:
-        seen, bad = (
-            f"{sourced_value.value} ({sourced_value.by})",
-            facts.placement is Placement.ACROSS_HOSTS and is_loopback(sourced_value.value),
-        )
-    if bad:
+    seen, loopback = f"{sourced_value.value} ({sourced_value.by})", is_loopback(sourced_value.value)
+    if loopback and facts.placement is Placement.UNKNOWN:
+        return skipped(check, title, f"{seen}: right only where P and D share a host, which is not known", "--placement")
+    if sourced_value.value in ("0.0.0.0", "::", "*") or (loopback and facts.placement is Placement.ACROSS_HOSTS):
         return failed(
             check,
             title,
@@ -176,19 +176,21 @@ def check_drift(facts: Facts, side: PairSide) -> CheckResult | None:
     engine = facts.engine(side)
     differ = []
     for name in ("model", "dtype", "kv_cache_dtype", "block_size", "tp", "connector", "revision"):
-        sourced_values = [SourcedValue(value, each.by) for each in engine.setups if (value := getattr(each, name)) is not None]
-        other = next(
-            (
-                each
-                for each in sourced_values
-                if each.value != sourced_values[0].value and not _same(name, each.value, sourced_values[0].value)
-            ),
-            None,
-        )
+        values = [SourcedValue(value, each.by) for each in engine.setups if (value := getattr(each, name)) is not None]
+        other = next((each for each in values if not _same(name, each.value, values[0].value)), None)
         if other is not None:
-            differ.append(
-                f"{name} is {shown(sourced_values[0].value)} by {sourced_values[0].by} and {shown(other.value)} by {other.by}"
-            )
+            differ.append(_drifted(name, values[0], other))
+    flag, group = engine.setting("block_size"), engine.setting("group_block_size")
+    resized = flag is not None and group is not None and flag.value != group.value
+    if resized and flag is not None and group is not None and _one_kind_of_layers(facts):
+        differ.append(_drifted("block_size", group, flag))
+    elif resized and flag is not None and group is not None and facts.sizes is None and not differ:
+        return skipped(
+            f"engine.{side.value}.drift",
+            f"sources of {side.value} agree",
+            f"{_drifted('block_size', group, flag)}: the engine shows the smallest block of the model's groups of layers",
+            "--model, which tells whether it has several",
+        )
     if not differ:
         return None
     return warned(
@@ -207,17 +209,34 @@ def checks(facts: Facts) -> Iterator[CheckResult | None]:
         yield check_live(facts, side)
     for side in SIDES:
         yield check_side_channel_host(facts, side)
+        yield check_drift(facts, side)
+
+
+def own_checks(facts: Facts) -> Iterator[CheckResult | None]:
+    """Yield the checks of what Handrail itself needs: the pair works without it."""
+    for side in SIDES:
         yield check_plugin(facts, side)
         yield check_telemetry(facts, side)
-        yield check_drift(facts, side)
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------------
 
 
-def _same(name: str, one: Any, other: Any) -> bool:
-    """Test whether two values agree because one is ``auto``.
+def _drifted(name: str, one: SourcedValue, other: SourcedValue) -> str:
+    values = [each.value.described if isinstance(each.value, Connector) else shown(each.value) for each in (one, other)]
+    return f"{name} is {values[0]} by {one.by} and {values[1]} by {other.by}"
 
-    The engine has resolved it to the other.
+
+def _one_kind_of_layers(facts: Facts) -> bool:
+    """Test whether the model is known to have one group of layers, whose block is the flag's."""
+    return facts.sizes is not None and len({layer for layer, _ in facts.sizes.shape.layers}) == 1
+
+
+def _same(name: str, one: Any, other: Any) -> bool:
+    """Test whether two values agree.
+
+    One that is ``auto`` was resolved by the engine to the other. A connector's settings are checked elsewhere.
     """
-    return name in ("dtype", "kv_cache_dtype") and "auto" in (one, other)
+    if isinstance(one, Connector) and isinstance(other, Connector):
+        return one.described == other.described
+    return one == other or (name in ("dtype", "kv_cache_dtype") and "auto" in (one, other))

@@ -146,8 +146,8 @@ def check_pull_over_cuda_ipc(facts: Facts) -> CheckResult | None:
     if not pull_falls_to_tcp(facts):
         if switch is not None:
             return passed(check, title, f"switched on: UCX_CUDA_IPC_ENABLE_GET_ZCOPY={switch.value} ({switch.by})")
-        return passed(check, title, f"{found.value if found else 'the connector'} does not read remote memory over cuda_ipc")
-    named = found.value if found else "NixlConnector (assumed)"
+        return passed(check, title, f"{found.described if found else 'the connector'} does not read remote memory over cuda_ipc")
+    named = found.described if found else "NixlConnector (assumed)"
     where = "" if facts.engine(PairSide.DECODE).environment_known else "; the engine's environment is not known"
     return failed(
         check,
@@ -173,7 +173,7 @@ def check_gpudirect(facts: Facts) -> CheckResult | None:
         return skipped(check, title, "no NVIDIA driver here")
     if host.modules is None:
         return skipped(check, title, "the loaded modules cannot be read", "a readable /sys/module")
-    loaded = sorted(host.modules & {"nvidia_peermem", "nv_peer_mem"})
+    loaded = sorted(host.modules & {"nvidia_peermem", "nv_peer_mem", "efa_nv_peermem"})
     copy = "; gdrdrv loaded" if "gdrdrv" in host.modules else ""
     if loaded:
         return passed(check, title, f"{', '.join(loaded)} loaded{copy}")

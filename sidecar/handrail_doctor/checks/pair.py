@@ -1,102 +1,35 @@
 """Checks that P and D agree on what a hand-off needs.
 
-What must be equal is what NIXL's handshake compares in vLLM 0.32 (``compute_nixl_compatibility_hash`` and
-``_validate_remote_agent_handshake``), and what it cannot compare: the revision of the weights.
+Settings that must be equal are in ``handshake``. Here stand the names that they serve, their ranks, their connectors, and the
+backends and transports that carry the KV from one to the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from handrail_doctor.checks.result import CheckResult, failed, passed, skipped, warned
-from handrail_doctor.facts import SIDES, Facts, PairSide, SourcedValue
-from handrail_doctor.kv_size.shape import LayerKind
-
-_NIXL_PULL: Final = ("NixlConnector", "NixlPullConnector")
-_HASHED: Final = "NIXL's handshake compares it and refuses the peer, so every hand-off fails"
-DEFAULT: Final = "the default"
-MORE: Final = "--config with the file that starts the engines; or VLLM_SERVER_DEV_MODE=1 on a test system, for /server_info"
-
-
-@dataclass(frozen=True, slots=True)
-class Equal:
-    """One setting that must be equal on P and D. ``loose``: a difference is a warning."""
-
-    name: str  # a field of Setup
-    title: str
-    why: str
-    do: str
-    loose: bool = False
-
-
-EQUAL: Final = (
-    Equal("version", "engine version", _HASHED, "use the same image on both sides"),
-    Equal(
-        "model",
-        "model",
-        f"{_HASHED}; it compares the path or name as given, so /models/a and /mnt/a differ",
-        "use the same path or name in both command lines",
-    ),
-    Equal(
-        "revision",
-        "model revision",
-        "nothing compares it: KV of other weights is read without an error, and the answers are wrong",
-        "set --revision to the same commit on both sides",
-    ),
-    Equal("dtype", "dtype", _HASHED, "set the same --dtype on both sides"),
-    Equal("kv_cache_dtype", "KV dtype", _HASHED, "set the same --kv-cache-dtype on both sides"),
-    Equal(
-        "block_size",
-        "block size",
-        "vLLM 0.32 reads blocks of another size in pieces, and not at all through a host buffer; older versions refuse them",
-        "set the same --block-size on both sides",
-        loose=True,
-    ),
-    Equal(
-        "kv_layout",
-        "KV layout",
-        "the handshake refuses a hand-off between layouts (MLA has only one)",
-        "set the same VLLM_KV_CACHE_LAYOUT and attention backend on both sides",
-    ),
-    Equal("hybrid", "hybrid KV cache manager", _HASHED, "set --disable-hybrid-kv-cache-manager on both sides or on neither"),
+from handrail_doctor.checks.handshake import (
+    EQUAL,
+    MORE,
+    both_known,
+    check_block_size,
+    check_buffer_device,
+    check_equal,
+    check_kv_layout,
+    is_mla,
+    nixl_pair,
+    release,
 )
+from handrail_doctor.checks.result import CheckResult, failed, passed, skipped, warned
+from handrail_doctor.connectors import Connector, ConnectorKind
+from handrail_doctor.facts import SIDES, EngineView, Facts, PairSide, Placement
+from handrail_doctor.kv_size.shape import LayerKind
+from handrail_doctor.nixl_handshake import MORE_RANKS_ON_P
+from handrail_doctor.transports import RDMA, carriers, nixl_backends, uses_ucx
 
-
-def check_equal(facts: Facts, equal: Equal) -> CheckResult | None:
-    """Check one row of ``EQUAL``."""
-    if not _pair(facts):
-        return None
-    check, title = f"pair.{equal.name}", f"{equal.title} on P and D"
-    prefill, decode = _resolved(facts, PairSide.PREFILL, equal.name), _resolved(facts, PairSide.DECODE, equal.name)
-    if prefill is None and decode is None:
-        return skipped(check, title, "neither says", MORE)
-    if prefill is None or decode is None:
-        side, sourced_value = (PairSide.PREFILL, prefill) if prefill is not None else (PairSide.DECODE, decode)
-        text = shown(sourced_value.value) if sourced_value is not None else ""
-        return skipped(check, title, f"{side.value} says {text}, the other does not say", MORE)
-    if prefill.value == decode.value:
-        return passed(check, title, shown(prefill.value))
-    if equal.name == "kv_layout" and _is_mla(facts):
-        return passed(check, title, f"P {shown(prefill.value)}, D {shown(decode.value)}: MLA has only one layout")
-    make = warned if equal.loose else failed
-    seen = f"P {shown(prefill.value)} ({prefill.by}), D {shown(decode.value)} ({decode.by})"
-    return make(check, title, seen, why=equal.why, do=equal.do)
-
-
-def _resolved(facts: Facts, side: PairSide, name: str) -> SourcedValue | None:
-    """Return the effective value of a setting.
-
-    What a command line leaves out has its default. A dtype of auto is the model's own. The version and the model have no default.
-    """
-    engine = facts.engine(side)
-    sourced_value = engine.setting(name)
-    if sourced_value is None and engine.whole and name not in ("version", "model"):
-        return SourcedValue(DEFAULT, next(each.by for each in engine.setups if each.whole))
-    if sourced_value is not None and name == "dtype" and sourced_value.value == "auto":
-        return SourcedValue(facts.sizes.shape.dtype, sourced_value.by) if facts.sizes is not None else None
-    return sourced_value
+_STORAGE: Final = frozenset({"GDS", "GDS_MT", "POSIX", "OBJ", "HF3FS"})
+"""NIXL's backends that write to storage; the others carry KV from engine to engine."""
 
 
 def check_two_engines(facts: Facts) -> CheckResult | None:
@@ -152,29 +85,67 @@ def check_tp(facts: Facts) -> CheckResult | None:
             why="one must divide the other for the hand-off",
             do="use numbers of ranks of which one divides the other",
         )
-    heads = [layer.kv_heads for layer, _ in facts.sizes.shape.layers if layer.by_token] if facts.sizes else []
-    if prefill.value > decode.value and heads and not _is_mla(facts) and prefill.value > min(heads):
+    if prefill.value > decode.value and release(facts) < MORE_RANKS_ON_P and nixl_pair(facts):
+        return failed(
+            check, title, shown, why="vLLM before 0.14 refuses more ranks on P than on D", do="use as many ranks on P as on D"
+        )
+    layers = [layer for layer, _ in facts.sizes.shape.layers] if facts.sizes else []
+    heads = [layer.kv_heads for layer in layers if layer.by_token]
+    if prefill.value > decode.value and heads and not _heads_are_free(facts) and prefill.value > min(heads):
         return failed(
             check,
             title,
             f"{shown}, {min(heads)} KV heads",
             why="P holds each KV head on several ranks, and vLLM 0.32 can then not hand over from more ranks to fewer",
-            do=f"at most {min(heads)} ranks on P, or as many on D",
+            do=f"use at most {min(heads)} ranks on P, or as many on D",
         )
     return passed(check, title, shown)
 
 
+def check_context_parallel(facts: Facts) -> CheckResult | None:
+    """Check the context-parallel ranks of decode, of which one must divide the other."""
+    prefill, decode = facts.engine(PairSide.PREFILL).value("dcp"), facts.engine(PairSide.DECODE).value("dcp")
+    if prefill is None or decode is None or prefill == decode == 1:
+        return None
+    check, title = "pair.dcp", "decode context-parallel ranks"
+    seen = f"P {prefill}, D {decode}"
+    if prefill % decode and decode % prefill:
+        return failed(
+            check,
+            title,
+            seen,
+            why="one must divide the other for the hand-off",
+            do="use numbers of ranks of which one divides the other",
+        )
+    if prefill != decode and is_mla(facts) and _has_states(facts):
+        return failed(
+            check,
+            title,
+            seen,
+            why="vLLM needs equal ranks where a model has MLA and states",
+            do="use the same ranks on both sides",
+        )
+    return passed(check, title, seen)
+
+
 def check_connector(facts: Facts) -> CheckResult | None:
-    """Check that both run the same connector, in matching roles and one direction."""
-    if not _pair(facts):
+    """Check that P and D hand over with the same connector, in matching roles and one direction.
+
+    A wrapper counts as what it wraps. Of a class that is not known nothing is concluded, neither good nor bad.
+    """
+    if not both_known(facts):
         return None
     check, title = "pair.connector", "KV connector"
-    sides = {side: facts.engine(side).setting("connector") for side in SIDES}
+    sides = {side: facts.engine(side).connector for side in SIDES}
     roles = {side: facts.engine(side).value("kv_role") for side in SIDES}
-    if not any(sides.values()):
+    known = [each for each in sides.values() if each is not None]
+    if not known:
         return skipped(check, title, "neither engine says", MORE)
-    wrong = [(PairSide.PREFILL, "kv_consumer"), (PairSide.DECODE, "kv_producer")]
-    turned = [f"{side.value} is {role}" for side, role in wrong if roles[side] == role]
+    turned = [
+        f"{side.value} is {role}"
+        for side, role in ((PairSide.PREFILL, "kv_consumer"), (PairSide.DECODE, "kv_producer"))
+        if roles[side] == role
+    ]
     if turned:
         return failed(
             check,
@@ -183,27 +154,89 @@ def check_connector(facts: Facts) -> CheckResult | None:
             why="this direction hands nothing over",
             do="set kv_producer on P and kv_consumer on D, or kv_both",
         )
-    kinds = {side: _kind(sourced_value.value) for side, sourced_value in sides.items() if sourced_value is not None}
-    if len(set(kinds.values())) > 1:
-        shown = ", ".join(
-            f"{side.value} {sourced_value.value}" for side, sourced_value in sides.items() if sourced_value is not None
-        )
-        return failed(
+    names = ", ".join(
+        f"{side.value} {each.described}{f' as {roles[side]}' if roles[side] else ''}"
+        for side, each in sides.items()
+        if each is not None
+    )
+    if len(known) < len(SIDES):
+        return skipped(check, title, f"{names}; the other does not say", MORE)
+    return _connectors(facts, check, title, names, *known)
+
+
+def _connectors(facts: Facts, check: str, title: str, names: str, prefill: Connector, decode: Connector) -> CheckResult:
+    policy = facts.engine(PairSide.DECODE).value("failure_policy")
+    failure = f"a failed load {'is recomputed' if policy == 'recompute' else 'fails the request (the default)'}"
+    if prefill.direct & decode.direct:
+        way = "" if prefill.name == decode.name and not prefill.children else f": {_ways(prefill.direct & decode.direct)} on both"
+        return passed(check, title, f"{names}{way}; {failure}")
+    unknown = dict.fromkeys((*prefill.unknown(), *decode.unknown()))
+    if unknown:
+        return skipped(
             check,
             title,
-            shown,
-            why="push and pull, or two connectors, do not understand each other",
-            do="use one connector on both sides",
+            f"{names}: {', '.join(unknown)} is unknown, so the doctor cannot tell whether the two hand over to each other",
+            "one hand-off, and the engines' logs",
         )
-    policy = facts.engine(PairSide.DECODE).value("failure_policy")
-    names = ", ".join(
-        f"{side.value} {sourced_value.value}{f' as {roles[side]}' if roles[side] else ''}"
-        for side, sourced_value in sides.items()
-        if sourced_value
+    common = prefill.kinds & decode.kinds
+    if common - {ConnectorKind.STORE} or (common and prefill.name == decode.name):
+        return skipped(
+            check,
+            title,
+            f"{names}: {_ways(common)} hands over by its own configuration, which is not read here",
+            "the configuration of both (LMCACHE_CONFIG_FILE for LMCache)",
+        )
+    return failed(
+        check,
+        title,
+        names,
+        why=f"P hands over by {_ways(prefill.kinds)}, D by {_ways(decode.kinds)}: they do not understand each other",
+        do="use one connector on both sides",
     )
-    return passed(
-        check, title, f"{names}; a failed load {'is recomputed' if policy == 'recompute' else 'fails the request (the default)'}"
+
+
+def check_backends(facts: Facts) -> CheckResult | None:
+    """Check that NIXL has a backend on both sides that carries KV between engines."""
+    found = [nixl_backends(facts.engine(side)) for side in SIDES]
+    prefill, decode = found
+    if prefill is None or decode is None:
+        return None
+    check, title = "pair.backends", "NIXL's backends on P and D"
+    both = [name for name in decode if name in prefill and name not in _STORAGE]
+    seen = f"P {', '.join(prefill)}; D {', '.join(decode)}"
+    if both:
+        return passed(check, title, ", ".join(both) if set(prefill) == set(decode) else f"{seen}; both have {', '.join(both)}")
+    return failed(
+        check,
+        title,
+        seen,
+        why="they have no backend in common that carries KV from engine to engine, so NIXL cannot reach the peer",
+        do='set the same "backends" in kv_connector_extra_config of both NIXL connectors (without it: UCX)',
     )
+
+
+def check_transports(facts: Facts) -> CheckResult | None:
+    """Check that UCX_TLS and UCX_NET_DEVICES of P and D leave a transport that both have."""
+    engines = [facts.engine(side) for side in SIDES]
+    if not all(engine.environment_known for engine in engines) or not all(map(uses_ucx, engines)):
+        return None
+    if any(engine.set_elsewhere(name) for engine in engines for name in ("UCX_TLS", "UCX_NET_DEVICES")):
+        return None
+    within = facts.placement is not Placement.ACROSS_HOSTS
+    prefill, decode = (carriers(engine, within=within) for engine in engines)
+    check, title = "pair.transports", "UCX transports of P and D"
+    seen = "; ".join(
+        f"{engine.side.value}: UCX_TLS {_said(engine, 'UCX_TLS')}, UCX_NET_DEVICES {_said(engine, 'UCX_NET_DEVICES')}"
+        for engine in engines
+    )
+    both = prefill & decode
+    do = "set the same UCX_TLS on both, and UCX_NET_DEVICES of one kind; or unset both, so that UCX chooses"
+    if not both:
+        return failed(check, title, seen, why="no transport is left on both that leads to the other engine", do=do)
+    if facts.placement is Placement.ACROSS_HOSTS and bool(prefill & RDMA) != bool(decode & RDMA):
+        return warned(check, title, seen, why=f"RDMA is left on one side alone, so KV goes over {', '.join(sorted(both))}", do=do)
+    restricted = any(engine.variable(name) for engine in engines for name in ("UCX_TLS", "UCX_NET_DEVICES"))
+    return passed(check, title, seen if restricted else "neither side restricts UCX")
 
 
 def checks(facts: Facts) -> Iterator[CheckResult | None]:
@@ -212,28 +245,32 @@ def checks(facts: Facts) -> Iterator[CheckResult | None]:
     yield check_served(facts)
     for equal in EQUAL:
         yield check_equal(facts, equal)
+    yield check_kv_layout(facts)
+    yield check_block_size(facts)
+    yield check_buffer_device(facts)
     yield check_tp(facts)
+    yield check_context_parallel(facts)
     yield check_connector(facts)
+    yield check_backends(facts)
+    yield check_transports(facts)
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------------
 
 
-def _pair(facts: Facts) -> bool:
-    """Test whether something is known of both engines."""
-    return all(facts.engine(side).setups for side in SIDES)
+def _ways(kinds: frozenset[ConnectorKind]) -> str:
+    return ", ".join(sorted(kind.value for kind in kinds))
 
 
-def _is_mla(facts: Facts) -> bool:
-    return facts.sizes is not None and any(layer.kind is LayerKind.MLA for layer, _ in facts.sizes.shape.layers)
+def _said(engine: EngineView, name: str) -> str:
+    found = engine.variable(name)
+    return str(found.value) if found is not None else "not set"
 
 
-def _kind(connector: str) -> str:
-    return "NixlPullConnector" if connector in _NIXL_PULL else connector
+def _has_states(facts: Facts) -> bool:
+    return facts.sizes is not None and any(layer.kind is LayerKind.STATE for layer, _ in facts.sizes.shape.layers)
 
 
-def shown(value: Any) -> str:
-    """Format a value of a setup for a person."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return ", ".join(value) if isinstance(value, tuple) else str(value)
+def _heads_are_free(facts: Facts) -> bool:
+    """Test whether P may hold KV heads on several ranks: MLA has none, and models with states may."""
+    return is_mla(facts) or _has_states(facts)

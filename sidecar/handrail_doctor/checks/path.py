@@ -10,6 +10,7 @@ from typing import Final
 
 from handrail.durations import format_duration
 from handrail_doctor.checks.result import CheckResult, failed, passed, skipped, warned
+from handrail_doctor.connectors import ConnectorKind
 from handrail_doctor.facts import ClockPair, Facts, PairSide, Reach, SideChannel
 from handrail_doctor.prediction import predicted
 
@@ -19,7 +20,6 @@ LEASE_S: Final = 30.0
 D's heartbeats renew the lease every sixth of it, by two thirds.
 """
 _CLOCK_NS: Final = 100_000_000
-_NIXL: Final = "Nixl"
 
 
 def check_side_channel(facts: Facts, side: PairSide) -> CheckResult | None:
@@ -108,7 +108,8 @@ def check_lease(facts: Facts) -> CheckResult | None:
 
     P frees KV that nobody has read when the lease ends, and D reads freed blocks without an error.
     """
-    if _NIXL not in str(facts.engine(PairSide.PREFILL).value("connector") or _NIXL):
+    connector = facts.engine(PairSide.PREFILL).connector
+    if connector is not None and connector.nixl is None:
         return None
     check, title = "path.lease", "lease against the slowest hand-off"
     lease_s, by = _lease(facts)
@@ -199,4 +200,5 @@ def _sure(found: SideChannel) -> bool:
 
 
 def _pushes(facts: Facts) -> bool:
-    return "Push" in str(facts.engine(PairSide.DECODE).value("connector") or "")
+    connector = facts.engine(PairSide.DECODE).connector
+    return connector is not None and ConnectorKind.NIXL_PUSH in connector.kinds

@@ -11,7 +11,7 @@ from typing import Final
 
 from handrail_doctor.checks.result import CheckResult, failed, passed, skipped, warned
 from handrail_doctor.facts import SIDES, Facts, PairSide, Placement, RdmaPort, SourcedValue
-from handrail_doctor.transports import RDMA, devices, has_rdma, transports
+from handrail_doctor.transports import RDMA, SRD, devices, efa_ports, has_rdma, nixl_backends, transports, uses_ucx
 
 _ROCE_MTU: Final = 4200  # an Ethernet MTU from which RoCE can use its own 4096
 _SLOW_NIC: Final = 25e9
@@ -144,6 +144,8 @@ def check_ucx_devices(facts: Facts) -> CheckResult:
     A device that does not exist, or is down, hangs. A choice of many devices is a gamble.
     """
     check, title = "wire.ucx_devices", "UCX_NET_DEVICES"
+    if not _ucx(facts):
+        return skipped(check, title, f"{_carrier(facts)} hands over, which does not read it")
     if not _environments(facts):
         return skipped(
             check,
@@ -198,7 +200,7 @@ def check_ucx_tls(facts: Facts) -> CheckResult | None:
     RDMA across hosts, cuda_ipc within one, and cuda_copy for GPU memory at all.
     """
     sourced_value = _variable(facts, "UCX_TLS")
-    if sourced_value is None or not _environments(facts):
+    if sourced_value is None or not _environments(facts) or not _ucx(facts):
         return None
     check, title = "wire.ucx_tls", "UCX_TLS"
     left = transports(sourced_value.value)
@@ -206,8 +208,10 @@ def check_ucx_tls(facts: Facts) -> CheckResult | None:
     lost = []
     if facts.host.gpus.devices and "cuda_copy" not in left:
         lost.append(("cuda_copy", "without it UCX cannot access GPU memory, and a transfer fails"))
-    if facts.placement is Placement.ACROSS_HOSTS and has_rdma(facts) and not left & RDMA:
-        lost.append(("add an RDMA transport (rc, dc, ib)", "adapters are up, but KV goes over TCP"))
+    if facts.placement is Placement.ACROSS_HOSTS and efa_ports(facts) and SRD not in left:
+        lost.append((SRD, "the adapters are EFA, which carries only SRD, and KV goes over TCP"))
+    elif facts.placement is Placement.ACROSS_HOSTS and has_rdma(facts) and not left & RDMA:
+        lost.append(("an RDMA transport (rc, dc, ib)", "adapters are up, but KV goes over TCP"))
     if facts.placement is Placement.SAME_HOST and len(facts.host.gpus.devices) > 1 and not left & (RDMA | {"cuda_ipc"}):
         lost.append(("cuda_ipc", "GPUs of one host then copy through host memory"))
     if lost:
@@ -224,12 +228,13 @@ def check_ucx_tls(facts: Facts) -> CheckResult | None:
 def check_nixl(facts: Facts) -> CheckResult | None:
     """Check NIXL and its backend."""
     check, title = "wire.nixl", "NIXL"
-    sourced_value = _first(facts, "connector")
-    if sourced_value is not None and "Nixl" not in str(sourced_value.value) and sourced_value.value != "MultiConnector":
+    connectors = [facts.engine(side).connector for side in SIDES]
+    known = [each for each in connectors if each is not None]
+    if known and all(each.nixl is None for each in known):
         return None
     versions = {name: facts.host.packages[name] for name in _NIXL if name in facts.host.packages}
-    backends = _first(facts, "backends")
-    backend = f"backend {', '.join(backends.value)}" if backends else "backend UCX (the default)"
+    found = [each for side in (PairSide.DECODE, PairSide.PREFILL) if (each := nixl_backends(facts.engine(side))) is not None]
+    backend = f"backend {', '.join(found[0])}" if found else "backend UCX (the default)"
     if not versions:
         return skipped(check, title, f"not installed in this Python, {backend}", "doctor in the engine's environment")
     numbers = set(versions.values())
@@ -330,12 +335,16 @@ def _variable(facts: Facts, name: str) -> SourcedValue | None:
     return next((sourced_value for side in order if (sourced_value := facts.engine(side).variable(name)) is not None), None)
 
 
-def _first(facts: Facts, name: str) -> SourcedValue | None:
-    return next(
-        (
-            sourced_value
-            for side in (PairSide.DECODE, PairSide.PREFILL)
-            if (sourced_value := facts.engine(side).setting(name)) is not None
-        ),
-        None,
+def _ucx(facts: Facts) -> bool:
+    """Test whether UCX carries the KV of either engine."""
+    return any(uses_ucx(facts.engine(side)) for side in SIDES)
+
+
+def _carrier(facts: Facts) -> str:
+    """Return what carries the KV instead of UCX."""
+    connectors = [facts.engine(side).connector for side in SIDES]
+    backends = [name for side in SIDES for name in nixl_backends(facts.engine(side)) or ()]
+    names = (
+        [f"NIXL's backend {', '.join(dict.fromkeys(backends))}"] if backends else [each.described for each in connectors if each]
     )
+    return " and ".join(dict.fromkeys(names))

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from handrail_doctor.connectors import connector_of
 from handrail_doctor.facts import ALL_PLUGINS, ANY, PairSide, Setup
 
 _SERVES: Final = re.compile(r"\bvllm\s+serve\b|vllm\.entrypoints\.(?:openai\.api_server|cli)")
@@ -23,6 +24,13 @@ _TAG: Final = re.compile(r":v?(\d+\.\d+\S*)$")
 _OBJECT: Final = re.compile(r'\s*\{\s*"')  # JSON is kept although a part of it is filled in later
 _LONGEST: Final = 500  # characters of a name: a node that contains itself ends there
 _ROLES: Final = {"kv_producer": PairSide.PREFILL, "kv_consumer": PairSide.DECODE}
+_SHORT: Final = {
+    "-ac": "attention-config",
+    "-dcp": "decode-context-parallel-size",
+    "-sc": "speculative-config",
+    "-tp": "tensor-parallel-size",
+}
+"""vLLM's short names of the flags that are read here."""
 _SWITCHES: Final = ("disable-hybrid-kv-cache-manager", "no-disable-hybrid-kv-cache-manager", "disable-log-stats")
 
 
@@ -53,9 +61,7 @@ def arguments_setup(
     ``words``: those after ``vllm serve``, or all of the module's.
     """
     flags, plain = _flags(words)
-    transfer = _json(flags.get("kv-transfer-config"))
-    extra = transfer.get("kv_connector_extra_config")
-    extra = extra if isinstance(extra, Mapping) else {}
+    transfer, attention = _object(flags, "kv-transfer-config"), _object(flags, "attention-config")
     hybrid = None
     if "disable-hybrid-kv-cache-manager" in flags:
         hybrid = False
@@ -63,7 +69,7 @@ def arguments_setup(
         hybrid = True
     return Setup(
         by=by,
-        whole=True,
+        whole="config" not in flags and not _filled_in_later(words),
         version=version,
         model=flags.get("model") or (plain[0] if plain else None),
         revision=flags.get("revision"),
@@ -71,11 +77,16 @@ def arguments_setup(
         kv_cache_dtype=flags.get("kv-cache-dtype", "auto"),
         block_size=whole(flags.get("block-size")),
         kv_layout=env.get("VLLM_KV_CACHE_LAYOUT"),
-        tp=_ranks(flags),
+        tp=_ranks(flags, "tensor-parallel-size"),
+        dcp=_ranks(flags, "decode-context-parallel-size"),
+        attention_backend=backend_of(
+            flags.get("attention-backend") or attention.get("backend") or env.get("VLLM_ATTENTION_BACKEND")
+        ),
+        speculation=_speculation(flags),
+        hf_overrides=canonical(_object(flags, "hf-overrides")),
         max_model_len=whole(flags.get("max-model-len")),
         hybrid=hybrid,
         **transfer_fields(transfer),
-        backends=names_of(extra.get("backends")),
         side_host=env.get("VLLM_NIXL_SIDE_CHANNEL_HOST"),
         side_port=whole(env.get("VLLM_NIXL_SIDE_CHANNEL_PORT")),
         otlp_endpoint=flags.get("otlp-traces-endpoint"),
@@ -87,23 +98,47 @@ def arguments_setup(
     )
 
 
-def _ranks(flags: Mapping[str, str]) -> int | None:
-    """Return the tensor-parallel ranks; 1 where the command line does not set them."""
-    given = flags.get("tensor-parallel-size") or flags.get("tp")
+def _ranks(flags: Mapping[str, str], name: str) -> int | None:
+    """Return the ranks of one kind; 1 where the command line does not set them."""
+    given = flags.get(name)
     return whole(given) if given else 1
 
 
+def _speculation(flags: Mapping[str, str]) -> Mapping[str, Any] | None:
+    """Return the speculative configuration, from its JSON or its own flags."""
+    parts = {key: flags[f"spec-{key}"] for key in ("method", "model") if flags.get(f"spec-{key}")}
+    return {**_object(flags, "speculative-config"), **parts} or None
+
+
+def backend_of(name: Any) -> str | None:
+    """Return an attention backend's name as vLLM writes it; None where the engine chooses."""
+    text = name.strip().upper() if isinstance(name, str) else ""
+    return text if text not in ("", "AUTO", "NONE") else None
+
+
+def canonical(values: Mapping[str, Any]) -> str | None:
+    """Return JSON that is equal for equal values; None for none."""
+    return json.dumps(values, sort_keys=True) if values else None
+
+
 def transfer_fields(transfer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of ``Setup`` that a KVTransferConfig, as JSON, has."""
-    extra = transfer.get("kv_connector_extra_config")
-    lease = extra.get("kv_lease_duration") if isinstance(extra, Mapping) else None
-    texts = {"connector": "kv_connector", "kv_role": "kv_role", "failure_policy": "kv_load_failure_policy"}
+    """Return the fields of ``Setup`` that a KVTransferConfig, as JSON, has.
+
+    Those of NIXL come from the NIXL connector, which another may wrap.
+    """
     found: dict[str, Any] = {
-        field: transfer[key] for field, key in texts.items() if isinstance(transfer.get(key), str) and transfer[key]
+        field: transfer[key]
+        for field, key in (("kv_role", "kv_role"), ("failure_policy", "kv_load_failure_policy"))
+        if isinstance(transfer.get(key), str) and transfer[key]
     }
+    connector = connector_of(transfer)
+    if connector is None:
+        return found
+    extra = (connector.nixl or connector).extra
+    lease = extra.get("kv_lease_duration")
     if isinstance(lease, int | float) and not isinstance(lease, bool) and lease > 0:
         found["lease_s"] = float(lease)
-    return found
+    return {**found, "connector": connector, "backends": names_of(extra.get("backends"))}
 
 
 def names_of(value: Any) -> tuple[str, ...] | None:
@@ -237,6 +272,7 @@ def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
         at += 1
         if word in (";", "&&", "||", "|", "&"):
             return
+        word = f"--{_SHORT[word]}" if word in _SHORT else word
         if not word.startswith("--"):
             if not word.startswith("-"):
                 yield "", word
@@ -245,7 +281,7 @@ def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
         name = name.replace("_", "-")
         if equals:
             yield name, value
-        elif name not in _SWITCHES and at < len(words) and not words[at].startswith("--"):
+        elif name not in _SWITCHES and at < len(words) and not (words[at].startswith("--") or words[at] in _SHORT):
             yield name, words[at]
             at += 1
         else:
@@ -269,9 +305,29 @@ def _flags(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return flags, plain
 
 
-def _json(text: str | None) -> Mapping[str, Any]:
+def _object(flags: Mapping[str, str], name: str) -> Mapping[str, Any]:
+    """Return the JSON object of a flag, with its parts that have flags of their own (``--name.key value``)."""
     try:
-        found = json.loads(text) if text else {}
+        found = json.loads(flags.get(name) or "{}")
     except ValueError:
-        return {}
-    return found if isinstance(found, Mapping) else {}
+        found = {}
+    parts = {flag[len(name) + 1 :].replace("-", "_"): value for flag, value in flags.items() if flag.startswith(f"{name}.")}
+    plain = {key: _json_value(value) for key, value in parts.items() if "." not in key}
+    return {**(found if isinstance(found, Mapping) else {}), **plain}
+
+
+def _json_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _filled_in_later(words: Sequence[str]) -> bool:
+    """Test whether whole flags may be filled in later, as by ``$EXTRA_ARGS``.
+
+    The first word without a flag is the model's name.
+    """
+    plain = [value for name, value in _pairs(words) if not name and value]
+    named = any(name == "model" for name, _ in _pairs(words))
+    return any(_LATER.search(value) for value in (plain if named else plain[1:]))

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from handrail_doctor.facts import ALL_PLUGINS, EngineView, HttpAnswer, LiveEngine, PairSide, Setup
-from handrail_doctor.gather.deployment import names_of, transfer_fields, whole
+from handrail_doctor.gather.deployment import backend_of, canonical, names_of, transfer_fields, whole
 from handrail_sidecar.engine_metrics.exposition import families_of, split_sample
 
 _MOST_BYTES: Final = 16 << 20
@@ -108,7 +108,7 @@ def _metrics(page: bytes, base: str) -> Setup | None:
     return Setup(
         by=f"{base}/metrics",
         kv_cache_dtype=_error_text(labels.get("cache_dtype")),
-        block_size=whole(labels.get("block_size")),
+        group_block_size=whole(labels.get("block_size")),
         kv_layout=_error_text(labels.get("kv_cache_layout")),
     )
 
@@ -127,13 +127,16 @@ def _server_info(info: Mapping[str, Any], base: str) -> Setup | None:
         revision=_error_text(model.get("revision")),
         dtype=_error_text(model.get("dtype")),
         kv_cache_dtype=_error_text(cache.get("cache_dtype")),
-        block_size=whole(cache.get("block_size")),
+        group_block_size=whole(cache.get("block_size")),
         kv_layout=_error_text(env.get("VLLM_KV_CACHE_LAYOUT")),
         tp=whole(parallel.get("tensor_parallel_size")),
+        dcp=whole(parallel.get("decode_context_parallel_size")),
+        attention_backend=backend_of(_part(config, "attention_config").get("backend")),
+        speculation=_part(config, "speculative_config") if "speculative_config" in config else None,
+        hf_overrides=canonical(_part(model, "hf_overrides")) or ("" if "hf_overrides" in model else None),
         max_model_len=whole(model.get("max_model_len")),
         hybrid=not off if isinstance(off, bool) else None,
         **transfer_fields(transfer),
-        backends=names_of(_part(transfer, "kv_connector_extra_config").get("backends")),
         side_host=_error_text(env.get("VLLM_NIXL_SIDE_CHANNEL_HOST")),
         side_port=whole(env.get("VLLM_NIXL_SIDE_CHANNEL_PORT")),
         otlp_endpoint=_error_text(observed.get("otlp_traces_endpoint")),

@@ -192,7 +192,7 @@ def _sizes(wanted: Wanted, views: Mapping[PairSide, EngineView]) -> Sizes | None
         found = decode.value(name)
         return prefill.value(name) if found is None else found
 
-    tp, block, hybrid = report("tp"), report("block_size"), report("hybrid")
+    tp, block, hybrid = report("tp"), report("block_size") or report("group_block_size"), report("hybrid")
     return sizes(
         read_model(path),
         Serving(
@@ -230,8 +230,8 @@ def _side_channel_address(wanted: Wanted, view: EngineView) -> tuple[str, int, s
     """
     if view.side in wanted.side_channels:
         return (*wanted.side_channels[view.side], f"--{view.side.value}-side-channel")
-    connector = view.value("connector")
-    if connector is not None and "Nixl" not in connector and connector != "MultiConnector":
+    connector = view.connector
+    if connector is not None and connector.nixl is None:
         return None
     host, port = view.setting("side_host"), view.setting("side_port")
     named = str(host.value) if host is not None and host.value not in ("0.0.0.0", "::", "*") else view.host

@@ -49,7 +49,7 @@ async def test_a_real_page_and_models() -> None:
     assert engine.live is not None
     assert (engine.live.health.ok, engine.live.metrics.ok, engine.live.models) == (True, True, ("tiny",))
     assert "vllm:nixl_xfer_time_seconds" in engine.live.families
-    assert (engine.value("block_size"), engine.value("kv_cache_dtype"), engine.value("kv_layout")) == (32, "auto", None)
+    assert (engine.value("group_block_size"), engine.value("kv_cache_dtype"), engine.value("kv_layout")) == (32, "auto", None)
     assert (engine.value("model"), engine.value("max_model_len"), engine.value("version")) == ("/models/tiny", 2048, "0.32.0")
     assert engine.value("revision") is None
     assert engine.host == "127.0.0.1"
@@ -69,18 +69,20 @@ async def test_server_info_as_vllm_0_32_makes_it() -> None:
     async with serving({"/health": "", "/server_info": (DATA / "server_info_0.32.json").read_bytes()}) as url:
         engine = await ask(url)
     fields = {
-        name: engine.value(name) for name in ("model", "dtype", "kv_cache_dtype", "block_size", "tp", "hybrid", "max_model_len")
+        name: engine.value(name)
+        for name in ("model", "dtype", "kv_cache_dtype", "group_block_size", "tp", "hybrid", "max_model_len")
     }
     assert fields == {
         "model": "/models/tiny-qwen3",
         "dtype": "bfloat16",
         "kv_cache_dtype": "auto",
-        "block_size": 32,
+        "group_block_size": 32,
         "tp": 1,
         "hybrid": True,
         "max_model_len": 2048,
     }
-    assert (engine.value("connector"), engine.value("kv_role"), engine.value("lease_s")) == ("NixlConnector", "kv_producer", 8.0)
+    assert engine.connector is not None
+    assert (engine.connector.name, engine.value("kv_role"), engine.value("lease_s")) == ("NixlConnector", "kv_producer", 8.0)
     assert (engine.value("side_host"), engine.value("side_port")) == ("127.0.0.1", 5600)
     assert engine.value("plugins") == ("handrail", "other")
     assert not engine.environment_known  # neither UCX_* nor HANDRAIL_SOCKET is reported

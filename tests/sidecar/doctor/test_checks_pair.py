@@ -7,21 +7,33 @@ from typing import Any
 
 import pytest
 
-from builders.doctor_facts import SOCKET, D, P, facts, failures, found, live, model, same_host, setup, verdict, view
-from handrail_doctor.checks.pair import EQUAL
+from builders.doctor_facts import SOCKET, D, P, facts, failures, found, live, model, nixl, same_host, setup, verdict, view
+from handrail_doctor.checks.handshake import EQUAL
 from handrail_doctor.checks.result import CheckStatus
 from handrail_doctor.facts import ANY, Facts, HttpAnswer, Setup, SidecarSetup
 
-OTHER: dict[str, Any] = {
-    "version": "0.31.2",
-    "model": "/mnt/qwen",
-    "revision": "def456",
-    "dtype": "float16",
-    "kv_cache_dtype": "fp8",
-    "block_size": 32,
-    "kv_layout": "NHD",
-    "hybrid": False,
+OTHER: dict[str, dict[str, Any]] = {
+    "version": {"version": "0.31.2"},
+    "model": {"model": "/mnt/qwen"},
+    "revision": {"revision": "def456"},
+    "dtype": {"dtype": "float16"},
+    "kv_cache_dtype": {"kv_cache_dtype": "fp8"},
+    "hf_overrides": {"hf_overrides": '{"num_hidden_layers": 2}'},
+    "attention_backend": {"attention_backend": "FLASHINFER"},
+    "hybrid": {"hybrid": False},
+    "speculation": {"speculation": {"method": "eagle3", "model": "org/draft"}},
+    "cross_layers": {"connector": nixl(extra={"enable_cross_layers_blocks": True})},
 }
+LOOSE = {"hf_overrides"}
+"""A difference that NIXL refuses only where it changes heads or layers."""
+OLD = {"cross_layers": "0.28.0"}
+"""Settings that only older releases compare."""
+
+
+def pair(name: str, **decode: Any) -> Facts:
+    """Build a good pair of a release that compares the setting, with D changed."""
+    common: dict[str, Any] = {"attention_backend": "FLASH_ATTN", "version": OLD.get(name, "0.32.0")}
+    return facts(view(P, setup(P, **common)), view(D, setup(D, **{**common, **decode})))
 
 
 def test_a_good_pair_fails_nothing_of_its_own() -> None:
@@ -34,25 +46,40 @@ def test_every_row_has_a_case() -> None:
 
 @pytest.mark.parametrize("equal", EQUAL, ids=lambda equal: str(equal.name))
 def test_a_difference_is_found_and_both_sides_named(equal: Any) -> None:
-    whole = facts(view(D, setup(D, **{equal.name: OTHER[equal.name]})))
-    finding = found(whole, f"pair.{equal.name}")
+    finding = found(pair(equal.name, **OTHER[equal.name]), f"pair.{equal.name}")
     assert finding is not None
-    assert finding.verdict is (CheckStatus.WARN if equal.loose else CheckStatus.FAIL)
-    assert "(pair.yaml: prefill)" in finding.seen
-    assert "(pair.yaml: decode)" in finding.seen
+    assert finding.verdict is (CheckStatus.WARN if equal.name in LOOSE else CheckStatus.FAIL)
+    assert finding.seen.startswith("P ")
+    assert ", D " in finding.seen
+    assert "decode)" in finding.seen or "settings)" in finding.seen
     assert finding.why
     assert finding.do
-    assert verdict(facts(), f"pair.{equal.name}") is CheckStatus.PASS
+    assert verdict(pair(equal.name), f"pair.{equal.name}") is CheckStatus.PASS
 
 
 @pytest.mark.parametrize("equal", EQUAL, ids=lambda equal: str(equal.name))
 def test_what_neither_engine_says_is_not_judged(equal: Any) -> None:
-    mute = [view(side, setup(side, whole=False, **{equal.name: None})) for side in (P, D)]
-    assert verdict(facts(*mute), f"pair.{equal.name}") is CheckStatus.SKIP
-    half = facts(mute[0], view(D))
+    nothing = {"whole": False, "connector" if equal.name == "cross_layers" else equal.name: None}
+    old = {"version": OLD[equal.name]} if equal.name in OLD else {}
+    mute = [view(side, setup(side, **{**old, **nothing})) for side in (P, D)]
+    expected = None if equal.name == "cross_layers" and not old else CheckStatus.SKIP
+    assert verdict(facts(*mute), f"pair.{equal.name}") is expected
+    half = facts(mute[0], view(D, setup(D, **old)))
     finding = found(half, f"pair.{equal.name}")
     assert finding is not None
     assert (finding.verdict, finding.seen.startswith("decode says ")) == (CheckStatus.SKIP, True)
+
+
+def test_block_sizes_and_layouts_are_compared_apart() -> None:
+    assert verdict(facts(view(D, setup(D, block_size=32))), "pair.block_size") is CheckStatus.WARN
+    assert verdict(facts(view(D, setup(D, kv_layout="NHD"))), "pair.kv_layout") is CheckStatus.FAIL
+    for name in ("block_size", "kv_layout"):
+        mute = [view(side, setup(side, whole=False, **{name: None})) for side in (P, D)]
+        assert verdict(facts(), f"pair.{name}") is CheckStatus.PASS
+        assert verdict(facts(*mute), f"pair.{name}") is CheckStatus.SKIP
+        half = found(facts(mute[0]), f"pair.{name}")
+        assert half is not None
+        assert (half.verdict, half.seen.startswith("decode says ")) == (CheckStatus.SKIP, True)
 
 
 def test_what_a_command_line_leaves_out_is_the_default() -> None:
@@ -114,7 +141,7 @@ def test_ranks(prefill: int, decode: int, name: str, expected: CheckStatus) -> N
         ({"connector": "NixlPullConnector"}, {}, CheckStatus.PASS),  # an alias
         ({"connector": "NixlPushConnector"}, {}, CheckStatus.FAIL),
         ({"connector": None}, {"connector": None}, CheckStatus.SKIP),
-        ({"connector": None}, {}, CheckStatus.PASS),
+        ({"connector": None}, {}, CheckStatus.SKIP),
     ],
 )
 def test_connectors_and_roles(prefill: dict[str, Any], decode: dict[str, Any], expected: CheckStatus) -> None:
@@ -250,7 +277,7 @@ def test_telemetry(more: dict[str, Any], engine: Any, expected: CheckStatus) -> 
 
 
 def test_sources_that_disagree_are_named() -> None:
-    page = Setup(by="http://d/metrics", block_size=32, kv_cache_dtype="fp8")
+    page = Setup(by="http://d/metrics", group_block_size=32, kv_cache_dtype="fp8")
     finding = found(facts(view(D, page, setup(D))), "engine.decode.drift")
     assert finding is not None
     assert finding.verdict is CheckStatus.WARN

@@ -64,7 +64,8 @@ def test_a_kubernetes_manifest() -> None:
     )
     assert (setup.model, setup.revision, setup.dtype, setup.kv_cache_dtype) == ("/models/qwen", "0123abc", "bfloat16", "fp8")
     assert (setup.block_size, setup.tp, setup.max_model_len, setup.hybrid) == (32, 4, 32768, False)
-    assert (setup.connector, setup.kv_role, setup.failure_policy, setup.lease_s) == (
+    assert setup.connector is not None
+    assert (setup.connector.name, setup.kv_role, setup.failure_policy, setup.lease_s) == (
         "NixlConnector",
         "kv_both",
         "recompute",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from handrail_doctor.checks.pair import EQUAL
+from handrail_doctor.checks.handshake import EQUAL
 from handrail_doctor.prediction import HOST_STAGED_BYTES_PER_S, RateSource
 from handrail_doctor.split_worth import BURSTY, BUSY_SHARE, FAST_BYTES_PER_S, LONG_PROMPT, SLOW_BYTES_PER_S, TTFT_SHARE
 

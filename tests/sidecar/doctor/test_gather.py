@@ -41,9 +41,12 @@ async def test_nothing_at_all(tmp_path: Path) -> None:
 async def test_what_runs_wins_over_what_the_file_says(tmp_path: Path) -> None:
     page = b'vllm:cache_config_info{block_size="64",cache_dtype="fp8",engine="0"} 1.0\n'
     async with serving({"/health": "", "/metrics": page}) as url:
-        facts = await look(tmp_path, urls={D: url}, started=started(decode_flags="--block-size 32"))
+        given: dict[str, Any] = {"urls": {D: url}, "started": started(decode_flags="--block-size 32")}
+        unknown = await look(tmp_path, **given)
+        facts = await look(tmp_path, **given, model=CONFIGS / "qwen2.5-7b.json")
     engine = facts.engine(D)
-    assert (engine.value("block_size"), engine.value("kv_cache_dtype"), engine.value("tp")) == (64, "fp8", 1)
+    assert verdict(unknown, "engine.decode.drift") is CheckStatus.SKIP  # a model of several groups shows the smallest block
+    assert (engine.value("group_block_size"), engine.value("kv_cache_dtype"), engine.value("tp")) == (64, "fp8", 1)
     assert verdict(facts, "engine.decode.drift") is CheckStatus.WARN
 
 

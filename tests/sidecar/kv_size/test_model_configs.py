@@ -303,3 +303,18 @@ def test_a_folder_without_a_config_names_what_it_has(tmp_path: Path) -> None:
     with pytest.raises(ModelConfigError) as refused:
         read_model(tmp_path)
     assert "the folder has params.json" in refused.value.valid
+
+
+SECOND = Path(__file__).parents[2] / "data/second"
+
+
+def test_P06_windows_with_heads_of_their_own_are_refused_not_guessed() -> None:
+    with pytest.raises(ModelConfigError, match="swa_num_key_value_heads"):
+        read_model(SECOND / "P06/config.json")
+
+
+def test_P07_only_layers_that_attend_keep_kv() -> None:
+    found = sizes(read_model(SECOND / "P07/config.json"), Serving())
+    assert found.token_bytes == 30_720
+    assert sorted((part.layers, part.token_bytes) for part in found.parts) == [(15, 30_720), (45, 0)]
+    assert found.state_bytes > 0
