@@ -38,7 +38,7 @@ from handrail_doctor.facts import DoctorOptions, PairSide, Placement, SidecarSet
 from handrail_doctor.gather.deployment import Started, engines_in
 from handrail_doctor.gather.gather import Wanted, gather
 from handrail_doctor.gather.gpus import NvmlReader, P2pReader
-from handrail_doctor.kv_size.keys import ModelConfigError
+from handrail_doctor.kv_size.keys import ModelConfigError, UnknownModelError
 from handrail_doctor.kv_size.read import read_model
 from handrail_doctor.prediction import predicted
 from handrail_doctor.split_worth import judged
@@ -138,7 +138,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Return 0: nothing failed; 1: a check failed; 3: nothing could be judged.
 
-    With ``--strict``, a warning also gives 1. Raises ``CliError`` (2) for flags and files.
+    With ``--strict``, a warning also gives 1. Handrail's own remarks do not count. Raises ``CliError`` (2) for flags and files.
     """
     return check(arguments, NvmlReader())
 
@@ -176,6 +176,8 @@ def wanted_of(arguments: argparse.Namespace) -> Wanted:
     if arguments.model is not None:
         try:
             read_model(arguments.model)
+        except UnknownModelError:
+            pass  # the pair can be checked all the same; the prediction gives the reason
         except ModelConfigError as error:
             raise config_failure(error) from None
     if arguments.same_env and arguments.on not in ("prefill", "decode"):

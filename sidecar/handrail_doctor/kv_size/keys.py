@@ -24,6 +24,10 @@ class ModelConfigError(Exception):
         self.valid = valid
 
 
+class UnknownModelError(ModelConfigError):
+    """A config can be read, but what its layers keep is not known here."""
+
+
 class Keys:
     """One mapping of a config.
 

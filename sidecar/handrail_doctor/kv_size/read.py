@@ -31,7 +31,7 @@ from handrail_doctor.kv_size.architectures import (
     state_layer,
     window_of,
 )
-from handrail_doctor.kv_size.keys import Keys, ModelConfigError
+from handrail_doctor.kv_size.keys import Keys, ModelConfigError, UnknownModelError
 from handrail_doctor.kv_size.shape import Layer, LayerKind, ModelShape, plain_dtype
 
 CONFIG_FILE: Final = "config.json"
@@ -148,7 +148,7 @@ def _architecture(whole: Keys, keys: Keys) -> str:
 def _refuse_other_rules(keys: Keys, model_type: str) -> None:
     found = sorted(name for name, value in keys.values.items() if value is not None and _OTHER_RULES.search(name))
     if found:
-        raise ModelConfigError(
+        raise UnknownModelError(
             f"model_type {model_type or 'missing'!r} is unknown, and {', '.join(found[:6])} show that its layers do more "
             "than attend: the config does not give its KV",
             where=keys.name,

@@ -151,7 +151,12 @@ def test_a_warning_is_a_failure_when_strict(
     nvml, flags = h100_pair
     Path("pair.yaml").write_text(Path("pair.yaml").read_text().replace("--middleware handrail.plugin.middleware.Handrail", ""))
     whole = doctor_output(capsys, nvml, flags, code=0)
-    assert whole["counts"]["warn"] == 2
+    assert (whole["counts"]["warn"], whole["own_counts"]["warn"]) == (0, 2)
+    assert doctor.check(parsed(*flags, "--strict"), nvml.reader()) == 0  # the pair works without Handrail
+    capsys.readouterr()
+    first, _, second = Path("pair.yaml").read_text().rpartition("vllm serve")
+    Path("pair.yaml").write_text(f"{first.replace('vllm serve', 'vllm serve --block-size 16')}vllm serve --block-size 32{second}")
+    assert doctor_output(capsys, nvml, flags, code=0)["counts"]["warn"] == 1
     assert doctor.check(parsed(*flags, "--strict"), nvml.reader()) == 1
 
 
@@ -290,3 +295,13 @@ def test_files_that_say_nothing(text: str, message: str, tmp_path: Path, capsys:
     path.write_text(text)
     assert main(["doctor", "--config", str(path)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_P09_a_model_whose_kv_is_not_known_is_checked_without_a_prediction(capsys: pytest.CaptureFixture[str]) -> None:
+    case = CONFIGS.parent / "second/P09"
+    flags = ("--config", str(case / "pair_differs.yaml"), "--model", str(case / "config.json"), "--on", "neither", "--json")
+    assert doctor.run(parsed(*flags)) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert "compress_ratios" in answer["prediction"]["missing"]
+    assert [each["verdict"] for each in answer["checks"] if each["check"] == "pair.block_size"] == ["warn"]
+    assert answer["own_counts"]["warn"] == 4
